@@ -1,0 +1,130 @@
+"""MetaSet: feature vectors by class. Classes may differ in size; each belongs to train, val or test."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float32, Int, Shaped
+
+from metaleo.errors import BadInput
+
+SPLITS = ("train", "val", "test")
+SLAB = 8192
+"""Rows read at a time where a whole file must be seen: memory stays bounded."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MetaSet:
+    """Features (possibly memory-mapped) and, for each class, which of their rows are its images.
+
+    Row i is `features[i]`, times `scale` where features are stored as small integers.
+    """
+
+    features: Shaped[np.ndarray, "row dim"]
+    rows: Int[np.ndarray, " image"]
+    """Row numbers, class after class."""
+    counts: Int[np.ndarray, " class"]
+    """Images of each class; their sum is the length of `rows`."""
+    class_names: tuple[str, ...]
+    splits: tuple[str, ...]
+    """`train`, `val` or `test`, for each class."""
+    scale: Float32[np.ndarray, " dim"] | None = None
+
+    @classmethod
+    def from_classes(
+        cls,
+        features: Shaped[np.ndarray, "class image dim"],
+        class_names: tuple[str, ...],
+        splits: tuple[str, ...],
+        scale: Float32[np.ndarray, " dim"] | None = None,
+    ) -> "MetaSet":
+        """Classes of one size."""
+        ways, images, dim = features.shape
+        counts = np.full(ways, images)
+        return cls(
+            features.reshape(-1, dim), np.arange(ways * images), counts, class_names, splits, scale
+        ).checked()
+
+    @classmethod
+    def from_labels(
+        cls,
+        features: Shaped[np.ndarray, "image dim"],
+        labels: Shaped[np.ndarray, " image"],
+        splits: Shaped[np.ndarray, " image"],
+        scale: Float32[np.ndarray, " dim"] | None = None,
+    ) -> "MetaSet":
+        """Rows in any order, each with its label (a number or a string) and its split, one split per class."""
+        names, first, classes, counts = np.unique(
+            labels, return_index=True, return_inverse=True, return_counts=True
+        )
+        stray = np.flatnonzero(splits != splits[first][classes])
+        if len(stray):
+            row = stray[0]
+            raise BadInput(
+                f"class {labels[row]!s} is in two splits, {splits[first][classes[row]]} and {splits[row]} "
+                f"(row {row}); a class belongs to one split"
+            )
+        return cls(
+            features,
+            np.argsort(classes, kind="stable"),
+            counts,
+            tuple(str(name) for name in names),
+            tuple(str(split) for split in splits[first]),
+            scale,
+        ).checked()
+
+    @property
+    def dim(self) -> int:
+        return self.features.shape[1]
+
+    @property
+    def starts(self) -> Int[np.ndarray, " class"]:
+        """Where each class begins in `rows`."""
+        return np.cumsum(self.counts) - self.counts
+
+    def checked(self) -> "MetaSet":
+        """Itself, if its splits are known and its numbers finite."""
+        unknown = sorted(set(self.splits) - set(SPLITS))
+        if unknown:
+            raise BadInput(f"unknown split {unknown[0]!r}; a split is one of {', '.join(SPLITS)}")
+        bad = [row for start, slab in self.slabs() for row in start + np.flatnonzero(~np.isfinite(slab).all(1))]
+        if bad:
+            shown = ", ".join(str(row) for row in bad[:5]) + (", …" if len(bad) > 5 else "")
+            raise BadInput(f"features hold NaN or Inf in {len(bad)} of {len(self.features)} rows: {shown}")
+        return self
+
+    def slabs(self) -> Iterator[tuple[int, Float32[np.ndarray, "slab dim"]]]:
+        """All rows as float32, a bounded number at a time, with the number of the first."""
+        for start in range(0, len(self.features), SLAB):
+            yield start, self.read(slice(start, start + SLAB))
+
+    def read(self, rows: slice | Int[np.ndarray, "*index"]) -> Float32[np.ndarray, "*index dim"]:
+        """Some rows, as float32."""
+        values = np.asarray(self.features[rows], dtype=np.float32)
+        return values if self.scale is None else values * self.scale
+
+    def subset(self, splits: str) -> "MetaSet":
+        """The classes of one split, or of several joined by `+` (the paper's last stage trains on train+val)."""
+        wanted = splits.split("+")
+        unknown = sorted(set(wanted) - set(SPLITS))
+        if unknown:
+            raise BadInput(f"unknown split {unknown[0]!r}; a split is one of {', '.join(SPLITS)}")
+        chosen = [index for index, split in enumerate(self.splits) if split in wanted]
+        starts = self.starts
+        return dataclasses.replace(
+            self,
+            rows=np.concatenate(
+                [self.rows[starts[i] : starts[i] + self.counts[i]] for i in chosen] or [self.rows[:0]]
+            ),
+            counts=self.counts[chosen],
+            class_names=tuple(self.class_names[i] for i in chosen),
+            splits=tuple(self.splits[i] for i in chosen),
+        )
+
+    def describe(self) -> str:
+        """One line for people."""
+        per_split = ", ".join(f"{self.splits.count(split)} {split}" for split in SPLITS)
+        sizes = (
+            f"{self.counts.min()}-{self.counts.max()}" if np.ptp(self.counts) else str(self.counts.min())
+        )
+        return f"{len(self.counts)} classes ({per_split}), {sizes} images each, {self.dim} numbers per image"

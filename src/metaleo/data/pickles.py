@@ -1,0 +1,78 @@
+"""The authors' embedding pickles, read without running anything that is in them."""
+
+import io
+import pickle  # a subclass that admits NumPy arrays only; pickle.load itself is never called
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaleo.data.metaset import SPLITS, MetaSet
+from metaleo.errors import BadInput
+
+FILES = {split: f"{split}_embeddings.pkl" for split in SPLITS}
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Admits what a pickled NumPy array of numbers or strings is made of, and refuses every other name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        match module.replace("numpy._core", "numpy.core"), name:
+            case "numpy.core.multiarray", "_reconstruct":
+                return _blank_array
+            case "numpy", "ndarray":
+                return np.ndarray
+            case "numpy", "dtype":
+                return _plain_dtype
+            case "_codecs", "encode":  # how Python 3 writes bytes in the old protocols
+                return _encode_latin1
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no array needs")
+
+
+def _blank_array(kind: type, shape: tuple[int, ...], code: bytes) -> np.ndarray:
+    if kind is not np.ndarray or shape != (0,):
+        raise pickle.UnpicklingError("it holds an array of a strange kind")
+    return np.ndarray(shape, np.int8)  # a placeholder: the pickle then sets shape, dtype and content
+
+
+def _plain_dtype(code: str, *flags: bool) -> np.dtype:
+    dtype = np.dtype(code)
+    if dtype.hasobject:
+        raise pickle.UnpicklingError("it holds an array of Python objects")
+    return dtype
+
+
+def _encode_latin1(text: str, encoding: str) -> bytes:
+    return text.encode("latin1")
+
+
+def read_folder(folder: Path) -> MetaSet:
+    """`<folder>/{train,val,test}_embeddings.pkl`, the layout in which the authors released their embeddings."""
+    features, labels, splits = [], [], []
+    for split, name in FILES.items():
+        if not (folder / name).is_file():
+            raise BadInput(f"{folder} has no {name}; a folder of embeddings holds {', '.join(FILES.values())}")
+        embeddings, classes = read_file(folder / name)
+        features.append(embeddings)
+        labels.append(classes)
+        splits.append(np.full(len(classes), split))
+    if len({part.shape[1] for part in features}) > 1:
+        raise BadInput(f"{folder}: the three files have features of different sizes")
+    return MetaSet.from_labels(np.concatenate(features), np.concatenate(labels), np.concatenate(splits))
+
+
+def read_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings [n, dim], and the class of each: the middle part of its key `<number>-<class>-<class>_<image>`."""
+    try:
+        content = ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        embeddings, keys = content["embeddings"], content["keys"]
+        names = [key.decode("latin1") if isinstance(key, bytes) else str(key) for key in keys]
+        classes = np.array([name.split("-")[1] for name in names])
+        embeddings = np.asarray(embeddings, np.float32)
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        raise BadInput(f"{path} is not a pickle of embeddings that can be trusted: {error}") from error
+    if embeddings.ndim != 2 or len(embeddings) != len(classes):
+        raise BadInput(f"{path}: {embeddings.shape} embeddings do not go with {len(classes)} keys")
+    return embeddings, classes

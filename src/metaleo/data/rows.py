@@ -1,0 +1,80 @@
+"""Feature rows as the learner sees them: float32, of length one, fetched by row number inside compiled code."""
+
+import abc
+import os
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int
+
+from metaleo.data.metaset import MetaSet
+
+
+def normalise(vectors: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+    """x / |x|, as the authors' code does before anything else; a zero vector stays zero."""
+    squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
+    return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
+
+
+class Rows(eqx.Module):
+    """Where feature rows are kept."""
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """Numbers per row."""
+
+    @abc.abstractmethod
+    def take(self, rows: Int[Array, "*index"]) -> Float[Array, "*index dim"]:
+        """The rows of these numbers, normalised."""
+
+
+class DeviceRows(Rows):
+    """All rows in the device's memory, normalised once."""
+
+    features: Float[Array, "row dim"]
+
+    @property
+    def dim(self) -> int:
+        return self.features.shape[1]
+
+    def take(self, rows: Int[Array, "*index"]) -> Float[Array, "*index dim"]:
+        return self.features.at[rows].get(mode="promise_in_bounds")
+
+
+class HostRows(Rows):
+    """Rows left where they are, in host memory or in a mapped file larger than it; each fetch reads its own."""
+
+    metaset: MetaSet = eqx.field(static=True)
+
+    @property
+    def dim(self) -> int:
+        return self.metaset.dim
+
+    def take(self, rows: Int[Array, "*index"]) -> Float[Array, "*index dim"]:
+        shape = jax.ShapeDtypeStruct((*rows.shape, self.metaset.dim), jnp.float32)
+        vectors = jax.pure_callback(self._read, shape, rows, vmap_method="broadcast_all")
+        return normalise(vectors)
+
+    def _read(self, rows: Int[Array, "*index"]) -> Float32[np.ndarray, "*index dim"]:
+        return self.metaset.read(np.asarray(rows))
+
+
+def place(metaset: MetaSet, on_device: bool | None = None) -> Rows:
+    """Rows on the device where they fit in half of its memory, else on the host."""
+    if on_device is None:
+        on_device = 4 * metaset.features.size < memory_bytes() / 2
+    if not on_device:
+        return HostRows(metaset)
+    features = np.empty(metaset.features.shape, np.float32)
+    for start, slab in metaset.slabs():
+        features[start : start + len(slab)] = slab
+    return DeviceRows(jax.jit(normalise)(features))
+
+
+def memory_bytes() -> int:
+    """The memory of the device that JAX computes on."""
+    statistics = jax.devices()[0].memory_stats() or {}
+    return statistics.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,176 @@
+"""Feature files: `.npz` and `.safetensors` (read and write), the authors' pickles (read), the embedded sample.
+
+A file holds either `features [class, image, dim]` with `class_names [class]` and `split [class]`, or flat
+`features [n, dim]` with `labels [n]` and `split [n]`. Features may be integers with a `scale [dim]`. In a
+`.safetensors` file, which has no strings, names and splits stand in the header as JSON lists.
+"""
+
+import importlib.resources
+import json
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from metaleo.data.metaset import MetaSet
+from metaleo.data.pickles import FILES, read_folder
+from metaleo.errors import BadInput
+from metaleo.files import replacing
+
+SAMPLE = "sample"
+NUMPY_TYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
+}  # fmt: skip
+
+
+def load(source: str | Path) -> MetaSet:
+    """A meta-set from a file, from a folder of the authors' pickles, or `sample`: the one inside this package."""
+    if source == SAMPLE:
+        return load_sample()
+    path = Path(source)
+    if path.is_dir():
+        if any((path / name).is_file() for name in FILES.values()):
+            return read_folder(path)
+        inside = sorted({str(found.parent) for found in path.glob(f"**/{FILES['train']}")})
+        hint = f"; did you mean {' or '.join(inside)}?" if inside else f" (no {FILES['train']} in it)"
+        raise BadInput(f"{path} is a folder without features{hint}")
+    if not path.exists():
+        raise BadInput(f"{path} does not exist; --data takes a .npz or .safetensors file, a folder, or `{SAMPLE}`")
+    readers = {".npz": read_npz, ".safetensors": read_safetensors}
+    if path.suffix not in readers:
+        raise BadInput(f"{path} is not a feature file: its name ends in neither .npz nor .safetensors")
+    try:
+        fields = readers[path.suffix](path)
+    except BadInput:
+        raise
+    except Exception as error:  # whatever a damaged file makes the parsers say
+        raise BadInput(f"{path} is truncated or not a {path.suffix} file ({error})") from error
+    try:
+        return assemble(fields)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
+
+
+def load_sample() -> MetaSet:
+    """Real miniImageNet features, 100 images of each of the 100 classes (its README says how they were made)."""
+    folder = importlib.resources.files("metaleo.data") / "sample"
+    with importlib.resources.as_file(folder / "miniimagenet.safetensors") as path:
+        return load(path)
+
+
+def assemble(fields: dict[str, Any]) -> MetaSet:
+    """A meta-set from the named fields of a feature file."""
+    if "features" not in fields:
+        raise BadInput(f"not a feature file: it holds {', '.join(sorted(fields)) or 'nothing'}, but no `features`")
+    features = fields["features"]
+    if features.ndim not in (2, 3) or not (features.dtype.kind in "fiu" or features.dtype == ml_dtypes.bfloat16):
+        raise BadInput(
+            f"`features` must be numbers [class, image, dim] or [n, dim], not {features.dtype} {list(features.shape)}"
+        )
+    if features.size == 0:
+        raise BadInput("`features` is empty")
+    scale = fields.get("scale")
+    if scale is not None:
+        scale = np.asarray(scale, np.float32)
+    if features.ndim == 3:
+        ways = len(features)
+        names = np.asarray(fields.get("class_names", np.arange(ways)))
+        splits = np.asarray(fields.get("split", np.full(ways, "test")))
+        same_length("class_names", names, "class", ways)
+        same_length("split", splits, "class", ways)
+        return MetaSet.from_classes(features, tuple(map(str, names)), tuple(map(str, splits)), scale)
+    if "labels" not in fields:
+        raise BadInput("flat `features [n, dim]` need `labels [n]`")
+    labels = np.asarray(fields["labels"])
+    same_length("labels", labels, "row", len(features))
+    splits = np.asarray(fields.get("split", np.full(len(features), "test")))
+    if "class_names" in fields and labels.dtype.kind in "iu":  # labels are positions in class_names
+        names = np.asarray(fields["class_names"])
+        if labels.min() < 0 or labels.max() >= len(names):
+            raise BadInput(f"`labels` go up to {labels.max()}, but there are {len(names)} class_names")
+        if len(splits) == len(names):
+            splits = splits[labels]
+        labels = names[labels]
+    same_length("split", splits, "row", len(features))
+    return MetaSet.from_labels(features, labels, splits, scale)
+
+
+def same_length(name: str, values: np.ndarray, unit: str, expected: int) -> None:
+    if values.shape != (expected,):
+        raise BadInput(f"`{name}` has shape {list(values.shape)}; {expected} are needed, one per {unit}")
+
+
+def read_npz(path: Path) -> dict[str, Any]:
+    """Arrays by name; `features` stay on the disk, mapped, unless they are compressed."""
+    with np.load(path, allow_pickle=False) as archive:
+        names = archive.files
+        fields = {name: archive[name] for name in names if name != "features"}
+        if "features" in names:
+            with zipfile.ZipFile(path) as zipped:
+                member = zipped.getinfo("features.npy")
+            stored = member.compress_type == zipfile.ZIP_STORED
+            fields["features"] = map_member(path, member.header_offset) if stored else archive["features"]
+    return fields
+
+
+def map_member(path: Path, offset: int) -> np.ndarray:
+    """A memory map of the uncompressed array whose zip entry begins at `offset`."""
+    with open(path, "rb") as file:
+        file.seek(offset + 26)  # in a zip's local header: the lengths of the name and of the extra field
+        name_length, extra_length = struct.unpack("<HH", file.read(4))
+        file.seek(offset + 30 + name_length + extra_length)
+        version = np.lib.format.read_magic(file)
+        read_header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        shape, fortran, dtype = read_header(file)
+        if dtype.hasobject:
+            raise BadInput(f"{path}: `features` are Python objects, not numbers")
+        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+
+
+def read_safetensors(path: Path) -> dict[str, Any]:
+    """Arrays by name, `features` mapped; names and splits from the header."""
+    with safetensors.safe_open(path, framework="np") as archive:  # checks sizes and offsets
+        header = archive.metadata() or {}
+        fields: dict[str, Any] = {name: json.loads(header[name]) for name in STRINGS if name in header}
+        fields |= {name: archive.get_tensor(name) for name in archive.keys() if name != "features"}  # noqa: SIM118
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        layout = json.loads(file.read(length)).get("features")
+    if layout is not None:
+        begin, dtype = layout["data_offsets"][0], np.dtype(NUMPY_TYPES[layout["dtype"]])
+        fields["features"] = np.memmap(path, dtype, "r", 8 + length + begin, tuple(layout["shape"]))
+    return fields
+
+
+STRINGS = ("class_names", "split", "labels")
+
+
+def save(metaset: MetaSet, path: str | Path) -> None:
+    """Write a feature file, by its suffix; one dense array where all classes have the same size."""
+    path = Path(path)
+    order = metaset.features[metaset.rows]
+    fields: dict[str, np.ndarray] = {} if metaset.scale is None else {"scale": metaset.scale}
+    names, splits = np.array(metaset.class_names), np.array(metaset.splits)
+    if np.ptp(metaset.counts) == 0:
+        fields["features"] = order.reshape(len(metaset.counts), -1, metaset.dim)
+    else:
+        fields["features"] = order
+        fields["labels"] = np.repeat(np.arange(len(metaset.counts)), metaset.counts)
+    with replacing(path) as temporary:
+        if path.suffix == ".npz":
+            with open(temporary, "wb") as file:
+                np.savez(file, class_names=names, split=splits, allow_pickle=False, **fields)
+        elif path.suffix == ".safetensors":
+            header = {"class_names": json.dumps(names.tolist()), "split": json.dumps(splits.tolist())}
+            safetensors.numpy.save_file(fields, temporary, header)
+        else:
+            raise BadInput(f"{path}: a feature file's name ends in .npz or .safetensors")

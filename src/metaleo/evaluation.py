@@ -1,0 +1,109 @@
+"""How good a learner is: accuracy with its interval, negative log-likelihood and calibration, over many tasks."""
+
+import dataclasses
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from metaleo.learners.learner import Learner
+from metaleo.objective import accuracy, query_loss
+from metaleo.tasks.episodes import Episodes
+from metaleo.tasks.task import Batch, Task
+
+BINS = 15
+"""Bins of confidence for the calibration error."""
+CHUNK_FLOATS = 2**24
+"""Numbers of query features held at a time: evaluation streams, however many tasks there are."""
+
+
+class Calibration(eqx.Module):
+    """Counts, correct answers and summed confidence of predictions, by bin of confidence."""
+
+    count: Float[Array, " bin"]
+    correct: Float[Array, " bin"]
+    confidence: Float[Array, " bin"]
+
+
+class Score(eqx.Module):
+    """One task's result."""
+
+    accuracy: Float[Array, "*task"]
+    nll: Float[Array, "*task"]
+    calibration: Calibration
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Results over all tasks; intervals are ± 1.96 standard errors over tasks (95 %)."""
+
+    accuracy: float
+    accuracy_interval: float
+    nll: float
+    nll_interval: float
+    calibration_error: float
+    tasks: int
+
+
+def calibrate(probabilities: Float[Array, "example way"], query: Batch) -> Calibration:
+    confidence = probabilities.max(-1)
+    correct = probabilities.argmax(-1) == query.targets.argmax(-1)
+    bins = jnp.minimum((confidence * BINS).astype(jnp.int32), BINS - 1)
+    member = jax.nn.one_hot(bins, BINS, dtype=confidence.dtype) * query.mask[:, None].astype(confidence.dtype)
+    return Calibration(member.sum(0), correct.astype(confidence.dtype) @ member, confidence @ member)
+
+
+def score(learner: Learner, task: Task) -> Score:
+    """Adapt to the support set with means and without dropout, then predict the query set."""
+    logits = jax.vmap(learner.adapt(task.support).head)(task.query.inputs)
+    return Score(
+        accuracy(logits, task.query),
+        query_loss(logits, task.query),
+        calibrate(jax.nn.softmax(logits), task.query),
+    )
+
+
+def score_tasks(
+    learner: Learner, episodes: Episodes, key: PRNGKeyArray, indices: Int[Array, " task"]
+) -> Score:
+    """Scores of the tasks of these numbers; task i is `fold_in(key, i)`, whatever tasks are beside it."""
+
+    def score_one(index: Int[Array, ""]) -> Score:
+        return score(learner, episodes.sample(jax.random.fold_in(key, index)))
+
+    return jax.lax.map(score_one, indices, batch_size=min(tasks_at_once(episodes), len(indices)))
+
+
+def tasks_at_once(episodes: Episodes) -> int:
+    per_class = episodes.shot + (episodes.largest if episodes.query is None else episodes.query)
+    return max(1, min(256, CHUNK_FLOATS // (episodes.way * per_class * episodes.rows.dim)))
+
+
+def mean_accuracy(
+    learner: Learner, episodes: Episodes, key: PRNGKeyArray, num_tasks: int
+) -> Float[Array, ""]:
+    return score_tasks(learner, episodes, key, jnp.arange(num_tasks)).accuracy.mean()
+
+
+def summarise(scores: Score) -> Report:
+    """Means over tasks, on the host in float64."""
+    tasks = len(scores.accuracy)
+
+    def mean_and_interval(values: Float[Array, " task"]) -> tuple[float, float]:
+        values64 = np.asarray(values, np.float64)
+        deviation = float(values64.std(ddof=1)) if tasks > 1 else math.nan
+        return float(values64.mean()), 1.96 * deviation / math.sqrt(tasks)
+
+    count, correct, confidence = (
+        np.asarray(part, np.float64).sum(0)
+        for part in (scores.calibration.count, scores.calibration.correct, scores.calibration.confidence)
+    )
+    return Report(
+        *mean_and_interval(scores.accuracy),
+        *mean_and_interval(scores.nll),
+        calibration_error=float(np.abs(correct - confidence).sum() / count.sum()),
+        tasks=tasks,
+    )

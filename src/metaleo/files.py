@@ -1,0 +1,33 @@
+"""Files that are either the old one or the new one, never half of each."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from metaleo.errors import BadInput
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` to write to; it takes `path`'s place once it is whole and on the disk.
+
+    A failure (a full disk, say) leaves `path` as it was, and nothing beside it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with open(temporary, "rb+") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}; what was saved before is intact") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,83 @@
+"""The contract that every algorithm keeps, and the randomness they share."""
+
+import abc
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+
+from metaleo.model.heads import LinearHead
+from metaleo.objective import accuracy, query_loss
+from metaleo.tasks.task import Batch, Task
+
+Info = dict[str, Float[Array, ""]]
+"""Diagnostics of one task: numbers to report, never to differentiate."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Hyper:
+    """The numbers of the paper's random search (Table 5). Arrays inside a run, so that a search is a `vmap`."""
+
+    learning_rate: float | Float[Array, "*runs"] = 4e-4
+    """η of Algorithm 1: Adam's step in the outer loop."""
+    kl: float | Float[Array, "*runs"] = 0.1
+    """β of Eq. 6: weight of the KL term."""
+    encoder_penalty: float | Float[Array, "*runs"] = 1e-9
+    """γ of Eq. 6: weight of the pull of codes to adapted codes."""
+    l2: float | Float[Array, "*runs"] = 1e-8
+    """λ₁ of Eq. 7: weight of the L2 term."""
+    orthogonality: float | Float[Array, "*runs"] = 0.1
+    """λ₂ of Eq. 7: weight of the decoder's orthogonality term."""
+    keep: float | Float[Array, "*runs"] = 0.7
+    """p_keep: probability that dropout keeps a feature."""
+
+
+class Adaptation(eqx.Module):
+    """A task solved: `head` classifies one input; `trace` is how it came about, for those who want to look."""
+
+    head: LinearHead
+    trace: PyTree = None
+
+
+class Learner(eqx.Module):
+    """A way of learning to learn, written for ONE task. Its array leaves are φ: what the outer loop learns."""
+
+    @abc.abstractmethod
+    def adapt(
+        self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None
+    ) -> Adaptation:
+        """Fit the head to a support set. Without a key: evaluation, that is means and no dropout."""
+
+    @abc.abstractmethod
+    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
+        """What the outer loop minimises, for one task: adapt to the support set, pay on the query set."""
+
+
+def draw_masks(
+    key: PRNGKeyArray, keep: float | Float[Array, ""], shape: tuple[int, ...]
+) -> Bool[Array, "..."]:
+    """Dropout masks, true with probability `keep`: 16 random bits an entry are enough, and half the cost of 32."""
+    bits = jax.random.bits(key, shape, jnp.uint16).astype(jnp.uint32)
+    return bits < jnp.asarray(keep * 2**16).astype(jnp.uint32)
+
+
+def drop(
+    inputs: Float[Array, "example dim"],
+    mask: Bool[Array, "example dim"] | None,
+    keep: float | Float[Array, ""],
+) -> Float[Array, "example dim"]:
+    """Inputs where the mask is true, scaled by 1/keep so that their expectation stays."""
+    return inputs if mask is None else jnp.where(mask, inputs / keep, jnp.zeros((), inputs.dtype))
+
+
+def judge(
+    head: LinearHead, query: Batch, hyper: Hyper, key: PRNGKeyArray | None
+) -> tuple[Float[Array, ""], Info]:
+    """The loss of a head on the query set, under dropout like every other prediction."""
+    mask = None if key is None else draw_masks(key, hyper.keep, query.inputs.shape)
+    logits = jax.vmap(head)(drop(query.inputs, mask, hyper.keep))
+    loss = query_loss(logits, query)
+    return loss, {"query_loss": loss, "query_accuracy": accuracy(logits, query)}

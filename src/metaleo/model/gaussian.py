@@ -1,0 +1,41 @@
+"""Diagonal Gaussians over codes and over weights, and how their scale is read off a network's output."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class Gaussian(eqx.Module):
+    """N(mean, diag(scale²)); `scale` is the standard deviation, not the variance."""
+
+    mean: Float[Array, "*shape"]
+    scale: Float[Array, "*shape"]
+
+    def sample(self, noise: Float[Array, "*shape"] | None) -> Float[Array, "*shape"]:
+        """mean + scale ∘ noise, the noise being standard normal; without noise, the mean."""
+        return self.mean if noise is None else self.mean + self.scale * noise
+
+
+def smooth_scale(raw: Float[Array, "*shape"], initial: float) -> Float[Array, "*shape"]:
+    """σ = initial · exp(raw): positive, and with a gradient, everywhere."""
+    return initial * jnp.exp(raw)
+
+
+def official_scale(raw: Float[Array, "*shape"], initial: float) -> Float[Array, "*shape"]:
+    """σ = max(exp(raw) - (1 - initial), 1e-10), as the authors' code has it: flat, so without gradient, below."""
+    return jnp.maximum(jnp.exp(raw) - (1 - initial), 1e-10)
+
+
+def kl_to_standard(gaussian: Gaussian) -> Float[Array, ""]:
+    """KL(N(μ, σ²) ‖ N(0, 1)) = (σ² + μ² - 1)/2 - log σ, the mean over entries (the second term of Eq. 6)."""
+    mean, scale = gaussian.mean, gaussian.scale
+    return jnp.mean((scale**2 + mean**2 - 1) / 2 - jnp.log(scale))
+
+
+def sampled_kl_to_standard(gaussian: Gaussian, noise: Float[Array, "*shape"]) -> Float[Array, ""]:
+    """The authors' one-sample estimate of the same: log N(z; μ, σ²) - log N(z; 0, 1) at z = μ + σ ∘ noise.
+
+    Written in the noise itself: (z - μ)/σ would be rounding error alone where σ is 1e-10.
+    """
+    z = gaussian.sample(noise)
+    return jnp.mean((z**2 - noise**2) / 2 - jnp.log(gaussian.scale))

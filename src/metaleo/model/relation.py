@@ -1,0 +1,35 @@
+"""g_φr: every ordered pair of examples, to the statistics of one code per class."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.nn.initializers import glorot_uniform
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from metaleo.tasks.task import Batch
+
+
+class RelationNet(eqx.Module):
+    """An MLP without biases over all (NK)² pairs, ReLU between its layers and none after the last (Eq. 3)."""
+
+    first: Float[Array, "pair hidden"]
+    middle: Float[Array, "hidden hidden"]
+    last: Float[Array, "hidden out"]
+
+    @classmethod
+    def init(cls, key: PRNGKeyArray, code: int) -> "RelationNet":
+        pair = 2 * code  # also the width of the hidden layers, and of the output: mean and scale of a code
+        return cls(*(glorot_uniform()(layer_key, (pair, pair)) for layer_key in jax.random.split(key, 3)))
+
+    def __call__(self, hidden_codes: Float[Array, "example code"], support: Batch) -> Float[Array, "way out"]:
+        """(1/NK²) Σ_k Σ_m Σ_k′ g([h_nk, h_mk′]) for each class n: the mean over pairs whose first element is in n.
+
+        Two rearrangements save most of the work and change no number: the first layer acts on the two halves of
+        a pair separately, and the mean over pairs is taken before the last layer, which is linear.
+        """
+        present = support.mask.astype(hidden_codes.dtype)
+        left, right = hidden_codes @ self.first.reshape(2, hidden_codes.shape[1], -1)
+        pairs = jax.nn.relu(left[:, None] + right[None, :])  # (example, example, hidden)
+        pairs = jax.nn.relu(pairs @ self.middle)
+        per_example = jnp.einsum("abh,b->ah", pairs, present / present.sum())
+        return support.class_means(per_example) @ self.last

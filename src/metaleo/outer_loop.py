@@ -1,0 +1,181 @@
+"""The outer loop: meta-training as a pure function of hyper-parameters and a key.
+
+A run is `start`, then `advance` (some meta-steps) and `validate` (keep the best so far, stop early) in turn. Each is
+pure and written for one run; five seeds, or the trials of a search, are a `vmap` of the same functions.
+"""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+
+from metaleo.evaluation import mean_accuracy
+from metaleo.learners.learner import Hyper, Info, Learner
+from metaleo.tasks.episodes import Episodes
+
+CLIP = 0.1
+"""The paper clips the meta-gradient at this absolute value, and then its norm at the same."""
+
+
+class RunState(eqx.Module):
+    """All that a run needs to go on; what it has learned so far is `best`."""
+
+    learner: Learner
+    optimiser: PyTree
+    step: Int[Array, ""]
+    best: Learner
+    best_accuracy: Float[Array, ""]
+    best_step: Int[Array, ""]
+    stopped: Bool[Array, ""]
+    """Set by early stopping: from then on the state stays as it is."""
+
+    @property
+    def skipped(self) -> Int[Array, ""]:
+        """Meta-steps not taken because their gradient was not finite."""
+        return self.optimiser[-1].total_notfinite
+
+    @property
+    def skipped_in_a_row(self) -> Int[Array, ""]:
+        return self.optimiser[-1].notfinite_count
+
+
+def clip_each_norm(limit: float) -> optax.GradientTransformation:
+    """Clip the norm of every tensor by itself, as the authors' code does."""
+
+    def clip(gradients, _):
+        return jax.tree.map(lambda g: g * (limit / jnp.maximum(jnp.linalg.norm(g), limit)), gradients)
+
+    return optax.stateless(clip)
+
+
+def make_optimiser(clip: str = "global") -> optax.GradientTransformation:
+    """Adam behind the paper's two clips; a step with a NaN or Inf in its gradient changes nothing and is counted.
+
+    The learning rate is a hyper-parameter, hence applied by `advance`. `clip` says whose norm is clipped: that of
+    the whole meta-gradient (`global`, the paper) or of each tensor (`per-tensor`, the authors' code).
+    """
+    if clip == "per-tensor":
+        return optax.chain(optax.clip(CLIP), clip_each_norm(CLIP), on_one_vector(optax.scale_by_adam()))
+    steps = optax.chain(optax.clip(CLIP), optax.clip_by_global_norm(CLIP), optax.scale_by_adam())
+    return optax.chain(on_one_vector(steps))
+
+
+def on_one_vector(steps: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same on all weights strung together: a few large kernels instead of some for each tensor."""
+    return optax.flatten(optax.apply_if_finite(steps, max_consecutive_errors=2**31 - 1))
+
+
+def start(learner: Learner, optimiser: optax.GradientTransformation) -> RunState:
+    """The state before the first step."""
+    zero = jnp.zeros((), jnp.int32)
+    return RunState(
+        learner, optimiser.init(learner), zero, learner, jnp.asarray(-jnp.inf, jnp.float32), zero, jnp.zeros((), bool)
+    )
+
+
+def meta_gradient(
+    learner: Learner, tasks: PyTree, hyper: Hyper, keys: PRNGKeyArray
+) -> tuple[Learner, Info]:
+    """∇φ of the mean loss over a meta-batch of tasks, and the diagnostics of each."""
+
+    def mean_loss(learner):
+        losses, infos = jax.vmap(learner.meta_loss, (0, None, 0))(tasks, hyper, keys)
+        return losses.mean(), infos
+
+    return jax.grad(mean_loss, has_aux=True)(learner)
+
+
+def advance(
+    state: RunState,
+    hyper: Hyper,
+    key: PRNGKeyArray,
+    episodes: Episodes,
+    optimiser: optax.GradientTransformation,
+    meta_batch: int,
+    num_steps: int,
+) -> tuple[RunState, Info]:
+    """`num_steps` meta-steps (Algorithm 1, lines 3-17), and the means of their diagnostics.
+
+    Step t uses `fold_in(key, t)` alone, so a run that was cut anywhere goes on as if it had not been.
+    """
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, state.step + i))(jnp.arange(num_steps))
+    keys = jax.vmap(lambda k: jax.random.split(k, (2, meta_batch)))(keys)  # (step, task or noise, meta_batch)
+    picks = jax.vmap(jax.vmap(episodes.pick))(keys[:, 0])  # once for all steps: these kernels are tiny
+
+    def meta_step(carry, now):
+        learner, optimiser_state = carry
+        picks_now, noise_keys = now
+        tasks = jax.vmap(episodes.fetch)(picks_now)
+        gradient, info = meta_gradient(learner, tasks, hyper, noise_keys)
+        direction, optimiser_state = optimiser.update(gradient, optimiser_state)
+        updates = jax.tree.map(lambda d: -hyper.learning_rate * d, direction)
+        return (optax.apply_updates(learner, updates), optimiser_state), info
+
+    (learner, optimiser_state), infos = jax.lax.scan(
+        meta_step, (state.learner, state.optimiser), (picks, keys[:, 1])
+    )
+    info = jax.tree.map(lambda values: jnp.mean(values, where=jnp.isfinite(values)), infos)
+    ahead = eqx.tree_at(
+        lambda s: (s.learner, s.optimiser, s.step), state, (learner, optimiser_state, state.step + num_steps)
+    )
+    return unless_stopped(state, ahead), info
+
+
+def validate(
+    state: RunState, key: PRNGKeyArray, episodes: Episodes, num_tasks: int, patience: int
+) -> tuple[RunState, Float[Array, ""]]:
+    """Accuracy on the validation tasks of `key`; the best learner is kept, and `patience` steps without a better
+    one stop the run."""
+    accuracy = mean_accuracy(state.learner, episodes, key, num_tasks)
+    better = accuracy > state.best_accuracy
+    judged = eqx.tree_at(
+        lambda s: (s.best, s.best_accuracy, s.best_step),
+        state,
+        select(
+            better,
+            (state.learner, accuracy, state.step),
+            (state.best, state.best_accuracy, state.best_step),
+        ),
+    )
+    judged = eqx.tree_at(lambda s: s.stopped, judged, state.step - judged.best_step >= patience)
+    return unless_stopped(state, judged), accuracy
+
+
+def unless_stopped(state: RunState, ahead: RunState) -> RunState:
+    return select(state.stopped, state, ahead)
+
+
+def select(condition: Bool[Array, ""], if_true: PyTree, if_false: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
+
+
+def meta_train(
+    make_learner: Callable[[PRNGKeyArray], Learner],
+    hyper: Hyper,
+    key: PRNGKeyArray,
+    training: Episodes,
+    validation: Episodes,
+    optimiser: optax.GradientTransformation,
+    *,
+    steps: int,
+    meta_batch: int = 12,
+    validate_every: int = 1000,
+    validation_tasks: int = 1000,
+    patience: int = 2**31 - 1,
+) -> tuple[RunState, Float[Array, " validations"]]:
+    """A whole run, one pure function of (hyper, key): the final state and the validation accuracies."""
+    init_key, step_key, validation_key = split_run_key(key)
+
+    def leg(state, _):
+        state, _ = advance(state, hyper, step_key, training, optimiser, meta_batch, validate_every)
+        return validate(state, validation_key, validation, validation_tasks, patience)
+
+    return jax.lax.scan(leg, start(make_learner(init_key), optimiser), length=steps // validate_every)
+
+
+def split_run_key(key: PRNGKeyArray) -> tuple[PRNGKeyArray, PRNGKeyArray, PRNGKeyArray]:
+    """Keys for the initial weights and for the meta-steps of a run; validation tasks are the same for every run."""
+    return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1), jax.random.key(2019)

@@ -1,0 +1,159 @@
+"""The authors' released code, number by number (tests/golden/README.md says where the numbers come from)."""
+
+import contextlib
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from metaleo.learners.learner import Hyper
+from metaleo.learners.leo import LEO, Noise
+from metaleo.model.decoder import Decoder
+from metaleo.model.encoder import Encoder
+from metaleo.model.relation import RelationNet
+from metaleo.objective import encoder_penalty, l2, orthogonality
+from metaleo.tasks.task import Task, labelled
+
+GOLDEN = Path(__file__).parent / "golden"
+PARTS = {
+    "encoder": lambda leo: leo.encoder.weight,
+    "relation_0": lambda leo: leo.relation.first,
+    "relation_1": lambda leo: leo.relation.middle,
+    "relation_2": lambda leo: leo.relation.last,
+    "decoder": lambda leo: leo.decoder.weight,
+    "latent_lr": lambda leo: leo.latent_step_size,
+    "finetune_lr": lambda leo: leo.finetune_step_size,
+}
+
+
+@functools.cache
+def read(name):
+    with np.load(GOLDEN / f"{name}.npz") as archive:
+        return dict(archive)
+
+
+class Golden:
+    """One file of golden numbers, its model and its tasks in the current precision."""
+
+    def __init__(self, name):
+        self.numbers = read(name)
+        self.training = name.endswith("train")
+        weights = {part: self[f"var/{part}"] for part in PARTS}
+        self.leo = LEO(
+            Encoder(weights["encoder"]),
+            RelationNet(weights["relation_0"], weights["relation_1"], weights["relation_2"]),
+            Decoder(weights["decoder"]),
+            weights["latent_lr"][0, 0],
+            weights["finetune_lr"][0, 0],
+            latent_steps=int(self.numbers["hp/latent_steps"]),
+            finetune_steps=int(self.numbers["hp/finetune_steps"]),
+            official=True,
+        )
+        self.hyper = Hyper(
+            learning_rate=0.0,
+            kl=float(self.numbers["hp/kl_weight"]),
+            encoder_penalty=float(self.numbers["hp/encoder_penalty_weight"]),
+            l2=float(self.numbers["hp/l2_penalty_weight"]),
+            orthogonality=float(self.numbers["hp/orthogonality_penalty_weight"]),
+            keep=1.0,
+        )
+
+    def __getitem__(self, name):
+        return jnp.asarray(self.numbers[name], jnp.zeros(()).dtype)
+
+    def task(self, t):
+        def batch(which):
+            inputs = self[f"{which}_x"][t]  # (way, image, dim)
+            labels = self.numbers[f"{which}_y"][t].reshape(-1)
+            return labelled(inputs.reshape(-1, inputs.shape[-1]), labels, way=inputs.shape[0])
+
+        return Task(batch("support"), batch("query"))
+
+    def noise(self, t):
+        if not self.training:
+            return None
+        way, shot, dim = self.numbers["support_x"][t].shape
+        steps = self.leo.latent_steps, self.leo.finetune_steps
+        kept = [jnp.ones((n, way * shot, dim), bool) for n in (1, *steps)]
+        code, weights = self["noise_latent"][t][:, 0], self["noise_weights"][t][:, :, 0]
+        return Noise(code, weights, kept[0][0], kept[1], kept[2], 1.0)
+
+    def mean_over_tasks(self, function):
+        tasks = range(len(self.numbers["support_x"]))
+        return sum(function(self.task(t), self.noise(t)) for t in tasks) / len(tasks)
+
+
+def close(ours, theirs, tolerance):
+    """Equal to within `tolerance` of the largest entry."""
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert ours.shape == theirs.shape
+    error = np.abs(ours - theirs).max() / np.abs(theirs).max()
+    assert error < tolerance, error
+
+
+@pytest.fixture(params=["float64", "float32"])
+def tolerance(request):
+    with jax.enable_x64(True) if request.param == "float64" else contextlib.nullcontext():
+        yield {"float64": 1e-6, "float32": 1e-4}[request.param]
+
+
+@pytest.mark.parametrize("name", ["1shot", "5shot", "1shot_train"])
+def test_forward_pass(name, tolerance):
+    golden = Golden(name)
+    adapt = jax.jit(LEO.adapt_with)
+    for t in range(3):
+        task, noise = golden.task(t), golden.noise(t)
+        adaptation = adapt(golden.leo, task.support, noise)
+        trace = adaptation.trace
+        # The authors keep K equal copies of each code; ours is one.
+        close(trace.code, golden["latents_init"][t][:, 0], tolerance)
+        close(trace.adapted_code, golden["latents_adapted"][t][:, 0], tolerance)
+        close(trace.decoded_weights, golden["weights_decoded"][t].mean(1), tolerance)
+        close(adaptation.head.weights, golden["weights_finetuned"][t].mean(1), tolerance)
+        shots = golden["support_loss_steps"].shape[-1]
+        close(trace.support_losses, golden["support_loss_steps"][t].sum((1, 2)) / shots, tolerance)
+        logits = jax.vmap(adaptation.head)(task.query.inputs)
+        close(logits, golden["query_logits"][t].reshape(logits.shape), tolerance)
+        _, info = golden.leo.meta_loss_with(task, golden.hyper, noise, None)
+        close(info["query_loss"], golden["query_loss_per_task"][t], tolerance)
+        close(info["query_accuracy"], golden["query_accuracy_per_task"][t], tolerance)
+        penalty = encoder_penalty(trace.code, trace.adapted_code)
+        close(penalty, golden["encoder_penalty_per_task"][t], tolerance)
+        if golden.training:
+            close(info["kl"], golden["kl_per_task"][t], tolerance)
+
+
+@pytest.mark.parametrize("name", ["1shot", "5shot", "1shot_train"])
+def test_objective(name, tolerance):
+    golden = Golden(name)
+    leo, hyper = golden.leo, golden.hyper
+    close(hyper.l2 * l2(*jax.tree.leaves((leo.encoder, leo.relation, leo.decoder))), golden["l2_penalty"], tolerance)
+    close(hyper.orthogonality * orthogonality(leo.decoder.weight), golden["orthogonality_penalty"], tolerance)
+    total = golden.mean_over_tasks(lambda task, noise: leo.meta_loss_with(task, hyper, noise, None)[0])
+    close(total, golden["official_total"], tolerance)
+
+
+@pytest.mark.parametrize("name", ["1shot", "5shot", "1shot_train"])
+@pytest.mark.parametrize("target", ["grad_query_loss", "grad_total", "grad_orthogonality"])
+def test_meta_gradient(name, target, tolerance):
+    golden = Golden(name)
+    if f"{target}/decoder" not in golden.numbers:
+        pytest.skip("not in the recorded training file")
+
+    def loss(leo):
+        if target == "grad_orthogonality":
+            return golden.hyper.orthogonality * orthogonality(leo.decoder.weight)
+
+        def of_task(task, noise):
+            total, info = leo.meta_loss_with(task, golden.hyper, noise, None)
+            return total if target == "grad_total" else info["query_loss"]
+
+        return golden.mean_over_tasks(of_task)
+
+    gradient = jax.jit(jax.grad(loss))(golden.leo)
+    for part, leaf in PARTS.items():
+        if f"{target}/{part}" in golden.numbers:
+            close(leaf(gradient), golden[f"{target}/{part}"].reshape(leaf(gradient).shape), tolerance)

@@ -1,0 +1,29 @@
+"""Make the embedded sample from a full feature file: `python tools/make_sample.py FEATURES.npz`.
+
+100 images of each class, drawn with seed 0; each of the 640 numbers stored in 8 bits, in units of 1/255 of its
+largest value in the sample.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from metaleo.data import MetaSet, load, save
+
+IMAGES = 100
+TARGET = Path(__file__).parent.parent / "src/metaleo/data/sample/miniimagenet.safetensors"
+
+whole = load(sys.argv[1])
+random = np.random.default_rng(0)
+rows = np.concatenate(
+    [
+        whole.rows[start + np.sort(random.choice(count, IMAGES, replace=False))]
+        for start, count in zip(whole.starts, whole.counts, strict=True)
+    ]
+)
+features = whole.read(rows)
+scale = features.max(0) / 255
+quantised = np.round(features / scale).astype(np.uint8).reshape(len(whole.counts), IMAGES, whole.dim)
+save(MetaSet.from_classes(quantised, whole.class_names, whole.splits, scale), TARGET)
+print(f"{TARGET}: {TARGET.stat().st_size / 1e6:.1f} MB, largest error {np.abs(quantised.reshape(-1, whole.dim) * scale - features).max():.4f}")
