@@ -45,7 +45,7 @@ class Golden:
         self.leo = LEO(
             Encoder(weights["encoder"]),
             RelationNet(weights["relation_0"], weights["relation_1"], weights["relation_2"]),
-            Decoder(weights["decoder"]),
+            Decoder(*jnp.split(weights["decoder"], 2, axis=1)),
             weights["latent_lr"][0, 0],
             weights["finetune_lr"][0, 0],
             latent_steps=int(self.numbers["hp/latent_steps"]),

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from metaleo.files import replacing
 from metaleo.learners.learner import Learner
 from metaleo.objective import accuracy, query_loss
 from metaleo.tasks.episodes import Episodes
@@ -16,6 +19,8 @@ from metaleo.tasks.task import Batch, Task
 
 BINS = 15
 """Bins of confidence for the calibration error."""
+BLOCK = 1000
+"""Tasks per compiled call."""
 CHUNK_FLOATS = 2**24
 """Numbers of query features held at a time: evaluation streams, however many tasks there are."""
 
@@ -23,16 +28,16 @@ CHUNK_FLOATS = 2**24
 class Calibration(eqx.Module):
     """Counts, correct answers and summed confidence of predictions, by bin of confidence."""
 
-    count: Float[Array, " bin"]
-    correct: Float[Array, " bin"]
-    confidence: Float[Array, " bin"]
+    count: Float[Array | np.ndarray, "*task bin"]
+    correct: Float[Array | np.ndarray, "*task bin"]
+    confidence: Float[Array | np.ndarray, "*task bin"]
 
 
 class Score(eqx.Module):
     """One task's result."""
 
-    accuracy: Float[Array, "*task"]
-    nll: Float[Array, "*task"]
+    accuracy: Float[Array | np.ndarray, "*task"]
+    nll: Float[Array | np.ndarray, "*task"]
     calibration: Calibration
 
 
@@ -77,9 +82,30 @@ def score_tasks(
     return jax.lax.map(score_one, indices, batch_size=min(tasks_at_once(episodes), len(indices)))
 
 
+SCORE_TASKS = jax.jit(score_tasks)
+
+
 def tasks_at_once(episodes: Episodes) -> int:
     per_class = episodes.shot + (episodes.largest if episodes.query is None else episodes.query)
     return max(1, min(256, CHUNK_FLOATS // (episodes.way * per_class * episodes.rows.dim)))
+
+
+def evaluate(
+    learner: Learner,
+    episodes: Episodes,
+    seed: int,
+    num_tasks: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Score:
+    """Scores of `num_tasks` tasks, a block of them at a time; `progress` hears how many are done."""
+    block = min(BLOCK, num_tasks)
+    key = jax.random.fold_in(jax.random.key(seed), 2)  # apart from the keys that a run of this seed trains with
+    blocks = []
+    for first in range(0, num_tasks, block):
+        scores = SCORE_TASKS(learner, episodes, key, jnp.arange(first, first + block))
+        blocks.append(jax.tree.map(lambda leaf, n=num_tasks - first: np.asarray(leaf)[:n], scores))
+        progress(min(first + block, num_tasks))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
 
 
 def mean_accuracy(
@@ -92,7 +118,7 @@ def summarise(scores: Score) -> Report:
     """Means over tasks, on the host in float64."""
     tasks = len(scores.accuracy)
 
-    def mean_and_interval(values: Float[Array, " task"]) -> tuple[float, float]:
+    def mean_and_interval(values: Float[Array | np.ndarray, " task"]) -> tuple[float, float]:
         values64 = np.asarray(values, np.float64)
         deviation = float(values64.std(ddof=1)) if tasks > 1 else math.nan
         return float(values64.mean()), 1.96 * deviation / math.sqrt(tasks)
@@ -107,3 +133,12 @@ def summarise(scores: Score) -> Report:
         calibration_error=float(np.abs(correct - confidence).sum() / count.sum()),
         tasks=tasks,
     )
+
+
+def write_scores(path: Path, scores: dict[int, Score]) -> None:
+    """A CSV file with a row per model and task."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.write("seed,task,accuracy,nll\n")
+        for seed, score_of_seed in scores.items():
+            for task, (right, nll) in enumerate(zip(score_of_seed.accuracy, score_of_seed.nll, strict=True)):
+                file.write(f"{seed},{task},{right:.6f},{nll:.6f}\n")

@@ -35,11 +35,11 @@ class RunState(eqx.Module):
     @property
     def skipped(self) -> Int[Array, ""]:
         """Meta-steps not taken because their gradient was not finite."""
-        return self.optimiser[-1].total_notfinite
+        return self.optimiser.total_notfinite
 
     @property
     def skipped_in_a_row(self) -> Int[Array, ""]:
-        return self.optimiser[-1].notfinite_count
+        return self.optimiser.notfinite_count
 
 
 def clip_each_norm(limit: float) -> optax.GradientTransformation:
@@ -57,15 +57,9 @@ def make_optimiser(clip: str = "global") -> optax.GradientTransformation:
     The learning rate is a hyper-parameter, hence applied by `advance`. `clip` says whose norm is clipped: that of
     the whole meta-gradient (`global`, the paper) or of each tensor (`per-tensor`, the authors' code).
     """
-    if clip == "per-tensor":
-        return optax.chain(optax.clip(CLIP), clip_each_norm(CLIP), on_one_vector(optax.scale_by_adam()))
-    steps = optax.chain(optax.clip(CLIP), optax.clip_by_global_norm(CLIP), optax.scale_by_adam())
-    return optax.chain(on_one_vector(steps))
-
-
-def on_one_vector(steps: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same on all weights strung together: a few large kernels instead of some for each tensor."""
-    return optax.flatten(optax.apply_if_finite(steps, max_consecutive_errors=2**31 - 1))
+    norm = {"global": optax.clip_by_global_norm, "per-tensor": clip_each_norm}[clip](CLIP)
+    steps = optax.chain(optax.clip(CLIP), norm, optax.scale_by_adam())
+    return optax.apply_if_finite(steps, max_consecutive_errors=2**31 - 1)
 
 
 def start(learner: Learner, optimiser: optax.GradientTransformation) -> RunState:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from metaleo.inner_loop import descend
+from metaleo.inner_loop import descend, descend_linear
 from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, draw_masks, drop, judge
 from metaleo.model.decoder import Decoder
 from metaleo.model.encoder import Encoder
@@ -107,27 +107,26 @@ class LEO(Learner):
                 logits = projected @ code.T + dropped @ (self.weights_scale(code) * weights_noise).T
             return support_loss(logits, support)
 
-        def loss(weights, mask):
-            dropped = inputs if noise is None else drop(inputs, mask, noise.keep)
-            return support_loss(jax.vmap(LinearHead(weights))(dropped), support)
-
         codes = self.encode(support, noise)
-        code = codes.sample(None if noise is None else noise.code)
         if noise is None:
-            seen = jnp.broadcast_to(inputs @ self.decoder.to_mean.T, (self.latent_steps, len(inputs), code.shape[1]))
+            code, finetune_inputs = codes.mean, inputs[None]
+            seen = jnp.broadcast_to(
+                inputs @ self.decoder.to_mean.T, (self.latent_steps, len(inputs), code.shape[1])
+            )
         else:
-            dropped = jax.vmap(drop, (None, 0, None))(inputs, noise.latent_masks, noise.keep)
+            drop_each = jax.vmap(drop, (None, 0, None))
+            code, finetune_inputs = (
+                codes.sample(noise.code),
+                drop_each(inputs, noise.finetune_masks, noise.keep),
+            )
+            dropped = drop_each(inputs, noise.latent_masks, noise.keep)
             seen = dropped @ self.decoder.to_mean.T, dropped, noise.weights[:-1]
         adapted, latent_losses = descend(
             latent_loss, code, self.latent_step_size[None, :], self.latent_steps, seen
         )
         decoded = self.decode(adapted, None if noise is None else noise.weights[-1])
-        weights, finetune_losses = descend(
-            loss,
-            decoded,
-            self.finetune_step_size[None, :],
-            self.finetune_steps,
-            None if noise is None else noise.finetune_masks,
+        weights, finetune_losses = descend_linear(
+            decoded, self.finetune_step_size, self.finetune_steps, finetune_inputs, support
         )
         final_loss = support_loss(jax.vmap(LinearHead(weights))(inputs), support)
         losses = jnp.concatenate([latent_losses, finetune_losses, final_loss[None]])

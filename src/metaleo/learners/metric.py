@@ -18,7 +18,7 @@ class NearestCentroid(Learner):
         self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None
     ) -> Adaptation:
         del hyper, key
-        centroids = support.class_means(support.inputs)
+        centroids = support.class_weights() @ support.inputs
         norms = jnp.linalg.norm(centroids, axis=1, keepdims=True)
         return Adaptation(LinearHead(self.sharpness * centroids / jnp.maximum(norms, 1e-12)))
 

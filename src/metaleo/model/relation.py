@@ -31,5 +31,5 @@ class RelationNet(eqx.Module):
         left, right = hidden_codes @ self.first.reshape(2, hidden_codes.shape[1], -1)
         pairs = jax.nn.relu(left[:, None] + right[None, :])  # (example, example, hidden)
         pairs = jax.nn.relu(pairs @ self.middle)
-        per_example = jnp.einsum("abh,b->ah", pairs, present / present.sum())
-        return support.class_means(per_example) @ self.last
+        weights = support.class_weights()[:, :, None] * (present / present.sum())[None, None, :]
+        return jnp.einsum("nab,abh->nh", weights, pairs) @ self.last

@@ -21,10 +21,10 @@ class Batch(eqx.Module):
     def way(self) -> int:
         return self.targets.shape[1]
 
-    def class_means(self, values: Float[Array, "example size"]) -> Float[Array, "way size"]:
-        """The mean of `values` over each class's examples."""
-        members = self.targets * self.mask[:, None].astype(values.dtype)
-        return (members / members.sum(0, keepdims=True)).T @ values
+    def class_weights(self) -> Float[Array, "way example"]:
+        """What to multiply with, to average over each class's examples: 1 / (their number), and 0 elsewhere."""
+        members = self.targets * self.mask[:, None].astype(self.targets.dtype)
+        return (members / members.sum(0, keepdims=True)).T
 
 
 class Task(eqx.Module):

@@ -1,0 +1,197 @@
+"""What a run is made of: plain frozen records, saved with the run, and the presets they start from."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from metaleo.errors import BadInput
+from metaleo.learners import LEO, MAML, Hyper, Learner, MetaSGD, NearestCentroid
+
+LEARNERS = ("leo", "maml", "fomaml", "meta-sgd", "nearest-centroid")
+Clip = Literal["global", "per-tensor"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """What a learner is, apart from what it has learned. Static: a change compiles anew."""
+
+    learner: str = "leo"
+    dim: int = 640
+    """Numbers per feature vector."""
+    way: int = 5
+    """Classes of a training task; MAML and Meta-SGD keep a row of weights for each."""
+    latent: int = 64
+    """Size of a code (n_z)."""
+    latent_steps: int = 5
+    """Gradient steps on the codes."""
+    finetune_steps: int = 5
+    """Gradient steps on the weights: LEO's last ones, all of MAML's and Meta-SGD's."""
+    latent_step_size: float = 1.0
+    """Where the learned step sizes for codes start."""
+    finetune_step_size: float = 0.001
+    """Where the learned step sizes for weights start; for MAML the step size itself."""
+    official: bool = False
+    """LEO's scales and KL estimate exactly as in the authors' code."""
+
+    def init(self, key: PRNGKeyArray) -> Learner:
+        """A fresh learner."""
+        steps = {"way": self.way, "step_size": self.finetune_step_size, "num_steps": self.finetune_steps}
+        match self.learner:
+            case "leo":
+                return LEO.init(
+                    key,
+                    self.dim,
+                    latent=self.latent,
+                    latent_steps=self.latent_steps,
+                    finetune_steps=self.finetune_steps,
+                    latent_step_size=self.latent_step_size,
+                    finetune_step_size=self.finetune_step_size,
+                    official=self.official,
+                )
+            case "maml":
+                return MAML.init(key, self.dim, **steps)
+            case "fomaml":
+                return MAML.init(key, self.dim, first_order=True, **steps)
+            case "meta-sgd":
+                return MetaSGD.init(key, self.dim, **steps)
+            case "nearest-centroid":
+                return NearestCentroid()
+        raise BadInput(f"unknown learner {self.learner!r}; known are {', '.join(LEARNERS)}")
+
+    def blank(self) -> Learner:
+        """A learner whose leaves are shapes only, to be filled from a file."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides the result of a run."""
+
+    data: str = "sample"
+    train_on: str = "train"
+    way: int = 5
+    shot: int = 1
+    query: int = 15
+    steps: int = 100_000
+    meta_batch: int = 12
+    validate_every: int = 1000
+    validation_tasks: int = 1000
+    patience: int = 20
+    clip: Clip = "global"
+    seed: int = 0
+    seeds: int = 1
+    structure: Structure = Structure()
+    hyper: Hyper = Hyper()
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "TrainConfig":
+        try:
+            return cls(
+                **{
+                    **values,
+                    "structure": Structure(**values["structure"]),
+                    "hyper": Hyper(**values["hyper"]),
+                }
+            )
+        except (TypeError, KeyError) as error:
+            raise BadInput(f"not the configuration of a run: {error}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> "TrainConfig":
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, json.JSONDecodeError) as error:
+            raise BadInput(f"cannot read {path}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """Hyper-parameters that belong together, and where they come from."""
+
+    origin: str
+    shot: int
+    hyper: Hyper
+    structure: Structure = Structure()
+    clip: Clip = "global"
+
+
+def paper(dataset: str, shot: int, *values: float) -> Preset:
+    """A column of the paper's Table 5: η, γ, β, λ₁, λ₂, p_keep."""
+    eta, gamma, beta, lambda1, lambda2, keep = values
+    hyper = Hyper(eta, kl=beta, encoder_penalty=gamma, l2=lambda1, orthogonality=lambda2, keep=keep)
+    return Preset(f"the paper's Table 5, {dataset}, {shot}-shot", shot, hyper)
+
+
+def official(dataset: str, shot: int, *values: float) -> Preset:
+    """A column of the authors' README: learning rate, L2, orthogonality, dropout rate, KL, encoder penalty."""
+    rate, l2, orthogonality, dropout, kl, penalty = values
+    hyper = Hyper(rate, kl=kl, encoder_penalty=penalty, l2=l2, orthogonality=orthogonality, keep=1 - dropout)
+    origin = f"the README of the authors' code, {dataset}, {shot}-shot"
+    return Preset(origin, shot, hyper, Structure(official=True), "per-tensor")
+
+
+PRESETS: dict[str, Preset] = {
+    "paper-mini-1shot": paper(
+        "miniImageNet", 1, 0.00043653954, 1.33365371e-09, 0.124171967, 0.000108982953, 303.216647, 0.711524088
+    ),
+    "paper-mini-5shot": paper(
+        "miniImageNet", 5, 0.00117573555, 5.39245830e-06, 0.0440372182, 3.75922509e-06, 0.00844225971, 0.755402644
+    ),
+    "paper-tiered-1shot": paper(
+        "tieredImageNet", 1, 0.00040645397, 1.24305386e-08, 7.10800960e-06, 3.10725285e-08, 5180.09554, 0.644395979
+    ),
+    "paper-tiered-5shot": paper(
+        "tieredImageNet", 5, 0.00073469522, 3.05077069e-06, 0.00188644980, 4.90658551e-08, 0.0081711619, 0.628325359
+    ),
+    "official-mini-1shot": official(
+        "miniImageNet", 1, 2.739071e-4, 3.623413e-10, 0.188103, 0.307651, 0.756143, 5.756821e-6
+    ),
+    "official-mini-5shot": official(
+        "miniImageNet", 5, 4.102361e-4, 8.540338e-9, 1.523998e-3, 0.300299, 0.466387, 2.661608e-7
+    ),
+    "official-tiered-1shot": official(
+        "tieredImageNet", 1, 8.659053e-4, 4.148858e-10, 5.451078e-3, 0.475126, 2.034189e-3, 8.302962e-5
+    ),
+    "official-tiered-5shot": official(
+        "tieredImageNet", 5, 6.110314e-4, 1.690399e-10, 2.481216e-2, 0.415158, 1.622811, 2.672450e-5
+    ),
+    "metaleo-mini-1shot": Preset(
+        "a random search of 64 trials on this project's miniImageNet features (docs/results.md), 1-shot",
+        1,
+        Hyper(7e-4, kl=5.6e-3, encoder_penalty=1.6e-5, l2=9e-8, orthogonality=150.0, keep=0.365),
+    ),
+    "metaleo-mini-5shot": Preset(
+        "a random search of 64 trials on this project's miniImageNet features (docs/results.md), 5-shot",
+        5,
+        Hyper(2.2e-3, kl=2.2e-3, encoder_penalty=3e-5, l2=2.6e-5, orthogonality=0.086, keep=0.445),
+    ),
+    "meta-sgd": Preset(
+        "a random search of 64 trials on this project's miniImageNet features (docs/results.md)",
+        1,
+        Hyper(2e-3, kl=0.0, encoder_penalty=0.0, l2=5e-5, orthogonality=0.0, keep=0.4),
+        Structure(learner="meta-sgd", finetune_step_size=1.0),
+    ),
+    "maml": Preset(
+        "Meta-SGD's preset with one fixed step size",
+        1,
+        Hyper(2e-3, kl=0.0, encoder_penalty=0.0, l2=5e-5, orthogonality=0.0, keep=0.4),
+        Structure(learner="maml", finetune_step_size=2.0),
+    ),
+}
+
+
+def find_preset(name: str | None, learner: str, shot: int | None) -> Preset:
+    """The preset of this name; without one, the one for this learner and shot."""
+    if name is None:
+        few = "1shot" if (shot or 1) < 5 else "5shot"
+        name = {"leo": f"metaleo-mini-{few}", "meta-sgd": "meta-sgd"}.get(learner, "maml")
+    if name not in PRESETS:
+        raise BadInput(f"unknown preset {name!r}; known are {', '.join(PRESETS)}")
+    return PRESETS[name]
