@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from metaleo.compiling import compiled
 from metaleo.data import load_sample
 from metaleo.data.rows import place
 from metaleo.evaluation import score_tasks
@@ -65,7 +66,7 @@ def measure(shot: int, population: int, steps: int, tasks: int, repeats: int) ->
     if population > 1:
         keys = jax.random.split(key, population)
         states, key, run = jax.vmap(begin)(keys), keys, jax.vmap(run, (0, 0, None))
-    run = jax.jit(run)
+    run = compiled(run)
     took = seconds(lambda: run(states, key, training), repeats)
     result = {
         "shot": shot,

@@ -46,7 +46,7 @@ def main() -> None:
     validation = Episodes.over(metaset.subset("val"), 5, options.shot, 15, rows)
     random = np.random.default_rng(options.seed)
     draws = {
-        name: np.exp(random.uniform(*np.log(ends), options.trials)).astype(np.float32)
+        name: np.exp(random.uniform(np.log(ends[0]), np.log(ends[1]), options.trials)).astype(np.float32)
         for name, ends in RANGES.items()
     }
     step_sizes = np.exp(random.uniform(np.log(0.1), np.log(10), options.trials)).astype(np.float32)
@@ -70,7 +70,16 @@ def main() -> None:
         hyper = {name: float(f"{values[i]:.4g}") for name, values in draws.items()}
         if options.learner == "meta-sgd":
             hyper["step_size"] = float(f"{step_sizes[i]:.4g}")
-        print(json.dumps({"val": round(float(accuracy[i]), 4), "step": int(step[i]), "last": round(float(last[i]), 4), **hyper}))
+        print(
+            json.dumps(
+                {
+                    "val": round(float(accuracy[i]), 4),
+                    "step": int(step[i]),
+                    "last": round(float(last[i]), 4),
+                    **hyper,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -86,6 +86,11 @@ class Golden:
         return sum(function(self.task(t), self.noise(t)) for t in tasks) / len(tasks)
 
 
+@jax.jit
+def meta_loss(leo, task, hyper, noise):
+    return leo.meta_loss_with(task, hyper, noise, None)
+
+
 def close(ours, theirs, tolerance):
     """Equal to within `tolerance` of the largest entry."""
     ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
@@ -117,7 +122,7 @@ def test_forward_pass(name, tolerance):
         close(trace.support_losses, golden["support_loss_steps"][t].sum((1, 2)) / shots, tolerance)
         logits = jax.vmap(adaptation.head)(task.query.inputs)
         close(logits, golden["query_logits"][t].reshape(logits.shape), tolerance)
-        _, info = golden.leo.meta_loss_with(task, golden.hyper, noise, None)
+        _, info = meta_loss(golden.leo, task, golden.hyper, noise)
         close(info["query_loss"], golden["query_loss_per_task"][t], tolerance)
         close(info["query_accuracy"], golden["query_accuracy_per_task"][t], tolerance)
         penalty = encoder_penalty(trace.code, trace.adapted_code)
@@ -130,9 +135,13 @@ def test_forward_pass(name, tolerance):
 def test_objective(name, tolerance):
     golden = Golden(name)
     leo, hyper = golden.leo, golden.hyper
-    close(hyper.l2 * l2(*jax.tree.leaves((leo.encoder, leo.relation, leo.decoder))), golden["l2_penalty"], tolerance)
+    close(
+        hyper.l2 * l2(*jax.tree.leaves((leo.encoder, leo.relation, leo.decoder))),
+        golden["l2_penalty"],
+        tolerance,
+    )
     close(hyper.orthogonality * orthogonality(leo.decoder.weight), golden["orthogonality_penalty"], tolerance)
-    total = golden.mean_over_tasks(lambda task, noise: leo.meta_loss_with(task, hyper, noise, None)[0])
+    total = golden.mean_over_tasks(lambda task, noise: meta_loss(leo, task, hyper, noise)[0])
     close(total, golden["official_total"], tolerance)
 
 

@@ -26,4 +26,5 @@ features = whole.read(rows)
 scale = features.max(0) / 255
 quantised = np.round(features / scale).astype(np.uint8).reshape(len(whole.counts), IMAGES, whole.dim)
 save(MetaSet.from_classes(quantised, whole.class_names, whole.splits, scale), TARGET)
-print(f"{TARGET}: {TARGET.stat().st_size / 1e6:.1f} MB, largest error {np.abs(quantised.reshape(-1, whole.dim) * scale - features).max():.4f}")
+error = np.abs(quantised.reshape(-1, whole.dim) * scale - features).max()
+print(f"{TARGET}: {TARGET.stat().st_size / 1e6:.1f} MB, largest error {error:.4f}")

@@ -29,9 +29,7 @@ def leaf_names(tree: PyTree) -> list[str]:
 
 def save_tree(path: Path, tree: PyTree, header: dict[str, Any]) -> None:
     """The leaves of a tree by name, and a header in JSON."""
-    arrays = {
-        name: np.asarray(leaf) for name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree), strict=True)
-    }
+    arrays = {name: np.asarray(leaf) for name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree), strict=True)}
     versions = {"metaleo": metaleo.__version__, "jax": jax.__version__}
     text = json.dumps({"format": FORMAT, **header, "versions": versions})
     with replacing(path) as temporary:

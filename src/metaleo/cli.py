@@ -104,7 +104,7 @@ class Train:
     patience: int | None = None
     """Validations without a better one before the run stops early (20)."""
     clip: Clip | None = None
-    """Clip the norm of the whole meta-gradient (global, the paper) or of each tensor (per-tensor, the authors' code)."""
+    """Clip the norm of the whole meta-gradient (global: the paper) or of each tensor (per-tensor: its code)."""
 
     learning_rate: float | None = None
     """η: Adam's step in the outer loop."""
@@ -129,6 +129,9 @@ class Train:
     """Where the learned step sizes for codes start (1)."""
     finetune_step_size: float | None = None
     """Where the learned step sizes for weights start; MAML's step size."""
+
+    official: bool | None = None
+    """LEO's scales and KL estimate exactly as in the authors' code, or not (the preset's; see docs/deviations.md)."""
 
     def given(self, kind: type) -> dict[str, object]:
         """The flags that were given, of those that this record has."""
@@ -248,13 +251,16 @@ class Evaluate:
         metaset = data.load(source)
         if metaset.dim != models[0].structure.dim:
             raise BadInput(
-                f"{source} has {metaset.dim} numbers per example, but {paths[0]} was trained on {models[0].structure.dim}"
+                f"{source} has {metaset.dim} numbers per example, but "
+                f"{paths[0]} was trained on {models[0].structure.dim}"
             )
         way, shot = self.way or trained.way, self.shot or trained.shot
         episodes = Episodes.over(metaset.subset(self.split), way, shot, self.query, place(metaset))
         scores = {}
         for path, model in zip(paths, models, strict=True):
-            scores[model.header["seed"]] = score_with_progress(model.learner, episodes, self.seed, self.tasks, path.name)
+            scores[model.header["seed"]] = score_with_progress(
+                model.learner, episodes, self.seed, self.tasks, path.name
+            )
         reports = {seed: summarise(score) for seed, score in scores.items()}
         if self.per_task is not None:
             write_scores(self.per_task, scores)
@@ -303,7 +309,7 @@ def train_with_progress(run, name: str):
     """Train, with a live bar: speed, accuracy on training tasks, best validation accuracy so far."""
     from metaleo import runs
 
-    best = {seed: 0.0 for seed in run.seeds}
+    best = dict.fromkeys(run.seeds, 0.0)
     with progress_bar() as progress:
         bar = progress.add_task(name, total=run.config.steps, note="compiling …")
         clock = [time.monotonic(), 0]

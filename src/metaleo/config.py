@@ -142,13 +142,34 @@ PRESETS: dict[str, Preset] = {
         "miniImageNet", 1, 0.00043653954, 1.33365371e-09, 0.124171967, 0.000108982953, 303.216647, 0.711524088
     ),
     "paper-mini-5shot": paper(
-        "miniImageNet", 5, 0.00117573555, 5.39245830e-06, 0.0440372182, 3.75922509e-06, 0.00844225971, 0.755402644
+        "miniImageNet",
+        5,
+        0.00117573555,
+        5.39245830e-06,
+        0.0440372182,
+        3.75922509e-06,
+        0.00844225971,
+        0.755402644,
     ),
     "paper-tiered-1shot": paper(
-        "tieredImageNet", 1, 0.00040645397, 1.24305386e-08, 7.10800960e-06, 3.10725285e-08, 5180.09554, 0.644395979
+        "tieredImageNet",
+        1,
+        0.00040645397,
+        1.24305386e-08,
+        7.10800960e-06,
+        3.10725285e-08,
+        5180.09554,
+        0.644395979,
     ),
     "paper-tiered-5shot": paper(
-        "tieredImageNet", 5, 0.00073469522, 3.05077069e-06, 0.00188644980, 4.90658551e-08, 0.0081711619, 0.628325359
+        "tieredImageNet",
+        5,
+        0.00073469522,
+        3.05077069e-06,
+        0.00188644980,
+        4.90658551e-08,
+        0.0081711619,
+        0.628325359,
     ),
     "official-mini-1shot": official(
         "miniImageNet", 1, 2.739071e-4, 3.623413e-10, 0.188103, 0.307651, 0.756143, 5.756821e-6
@@ -170,7 +191,7 @@ PRESETS: dict[str, Preset] = {
     "metaleo-mini-5shot": Preset(
         "a random search of 64 trials on this project's miniImageNet features (docs/results.md), 5-shot",
         5,
-        Hyper(2.2e-3, kl=2.2e-3, encoder_penalty=3e-5, l2=2.6e-5, orthogonality=0.086, keep=0.445),
+        Hyper(8e-4, kl=5.6e-3, encoder_penalty=1.6e-5, l2=9e-8, orthogonality=150.0, keep=0.365),
     ),
     "meta-sgd": Preset(
         "a random search of 64 trials on this project's miniImageNet features (docs/results.md)",

@@ -71,9 +71,7 @@ def score(learner: Learner, task: Task) -> Score:
     )
 
 
-def score_tasks(
-    learner: Learner, episodes: Episodes, key: PRNGKeyArray, indices: Int[Array, " task"]
-) -> Score:
+def score_tasks(learner: Learner, episodes: Episodes, key: PRNGKeyArray, indices: Int[Array, " task"]) -> Score:
     """Scores of the tasks of these numbers; task i is `fold_in(key, i)`, whatever tasks are beside it."""
 
     def score_one(index: Int[Array, ""]) -> Score:
@@ -108,9 +106,7 @@ def evaluate(
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
 
 
-def mean_accuracy(
-    learner: Learner, episodes: Episodes, key: PRNGKeyArray, num_tasks: int
-) -> Float[Array, ""]:
+def mean_accuracy(learner: Learner, episodes: Episodes, key: PRNGKeyArray, num_tasks: int) -> Float[Array, ""]:
     return score_tasks(learner, episodes, key, jnp.arange(num_tasks)).accuracy.mean()
 
 

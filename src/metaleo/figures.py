@@ -1,6 +1,6 @@
 """Figures, as PNG files that say what they show."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from metaleo.files import replacing
@@ -9,7 +9,7 @@ from metaleo.runs import Record
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # Okabe and Ito: told apart by every eye
 
 
-def plot_curves(path: Path, runs: dict[str, Sequence[Record]], title: str) -> None:
+def plot_curves(path: Path, runs: Mapping[str, Sequence[Record]], title: str) -> None:
     """Accuracy over meta-steps of one or several runs: thin on training tasks, thick on validation tasks."""
     import matplotlib
 

@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from metaleo.errors import BadInput
 
 
@@ -21,8 +23,9 @@ def replacing(path: Path) -> Iterator[Path]:
         with open(temporary, "rb+") as written:
             os.fsync(written.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        raise BadInput(f"cannot write {path}: {error.strerror or error}; what was saved before is intact") from error
+    except (OSError, SafetensorError) as error:  # the latter is what safetensors makes of a full disk
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"cannot write {path}: {why}; what was saved before is intact") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -46,6 +46,8 @@ def descend_linear(
     step t follow from inner products of inputs: X_t w_tᵀ = X_t w_0ᵀ - Σ_{s<t} (X_t diag(α) X_sᵀ) R_s.
     `inputs` are those of each step (dropout differs from step to step), or one draw that serves all of them.
     """
+    if num_steps == 0:
+        return start, jnp.zeros(0, start.dtype)
     draws, examples, dim = inputs.shape
     rows = inputs.reshape(-1, dim)
     unmoved = (rows @ start.T).reshape(draws, examples, -1)
@@ -61,5 +63,5 @@ def descend_linear(
         residuals.append(residual)
     if draws == 1:
         residuals = [sum(residuals, start=jnp.zeros_like(unmoved[0]))]
-    moved = jnp.concatenate(residuals).T @ rows if residuals else jnp.zeros_like(start)
+    moved = jnp.concatenate(residuals).T @ rows
     return start - step_size[None, :] * moved, jnp.array(losses)

@@ -33,9 +33,7 @@ def accuracy(logits: Float[Array, "example way"], batch: Batch) -> Float[Array, 
     return mean_where(correct.astype(logits.dtype), batch.mask)
 
 
-def encoder_penalty(
-    codes: Float[Array, "way latent"], adapted_codes: Float[Array, "way latent"]
-) -> Float[Array, ""]:
+def encoder_penalty(codes: Float[Array, "way latent"], adapted_codes: Float[Array, "way latent"]) -> Float[Array, ""]:
     """mean (stopgrad(z′) - z)²: the encoder is drawn to the adapted code, never the other way (Eq. 6)."""
     return jnp.mean((jax.lax.stop_gradient(adapted_codes) - codes) ** 2)
 

@@ -5,6 +5,7 @@ pure and written for one run; five seeds, or the trials of a search, are a `vmap
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -62,17 +63,26 @@ def make_optimiser(clip: str = "global") -> optax.GradientTransformation:
     return optax.apply_if_finite(steps, max_consecutive_errors=2**31 - 1)
 
 
+def as_tree(learner: Learner) -> Any:
+    """A learner is a tree of arrays, which Optax's type hints cannot know."""
+    return learner
+
+
 def start(learner: Learner, optimiser: optax.GradientTransformation) -> RunState:
     """The state before the first step."""
     zero = jnp.zeros((), jnp.int32)
     return RunState(
-        learner, optimiser.init(learner), zero, learner, jnp.asarray(-jnp.inf, jnp.float32), zero, jnp.zeros((), bool)
+        learner,
+        optimiser.init(as_tree(learner)),
+        zero,
+        learner,
+        jnp.asarray(-jnp.inf, jnp.float32),
+        zero,
+        jnp.zeros((), bool),
     )
 
 
-def meta_gradient(
-    learner: Learner, tasks: PyTree, hyper: Hyper, keys: PRNGKeyArray
-) -> tuple[Learner, Info]:
+def meta_gradient(learner: Learner, tasks: PyTree, hyper: Hyper, keys: PRNGKeyArray) -> tuple[Learner, Info]:
     """∇φ of the mean loss over a meta-batch of tasks, and the diagnostics of each."""
 
     def mean_loss(learner):
@@ -104,13 +114,11 @@ def advance(
         picks_now, noise_keys = now
         tasks = jax.vmap(episodes.fetch)(picks_now)
         gradient, info = meta_gradient(learner, tasks, hyper, noise_keys)
-        direction, optimiser_state = optimiser.update(gradient, optimiser_state)
+        direction, optimiser_state = optimiser.update(as_tree(gradient), optimiser_state)
         updates = jax.tree.map(lambda d: -hyper.learning_rate * d, direction)
         return (optax.apply_updates(learner, updates), optimiser_state), info
 
-    (learner, optimiser_state), infos = jax.lax.scan(
-        meta_step, (state.learner, state.optimiser), (picks, keys[:, 1])
-    )
+    (learner, optimiser_state), infos = jax.lax.scan(meta_step, (state.learner, state.optimiser), (picks, keys[:, 1]))
     info = jax.tree.map(lambda values: jnp.mean(values, where=jnp.isfinite(values)), infos)
     ahead = eqx.tree_at(
         lambda s: (s.learner, s.optimiser, s.step), state, (learner, optimiser_state, state.step + num_steps)
@@ -119,7 +127,7 @@ def advance(
 
 
 def validate(
-    state: RunState, key: PRNGKeyArray, episodes: Episodes, num_tasks: int, patience: int
+    state: RunState, key: PRNGKeyArray, episodes: Episodes, patience: int | Int[Array, ""], num_tasks: int
 ) -> tuple[RunState, Float[Array, ""]]:
     """Accuracy on the validation tasks of `key`; the best learner is kept, and `patience` steps without a better
     one stop the run."""
@@ -165,7 +173,7 @@ def meta_train(
 
     def leg(state, _):
         state, _ = advance(state, hyper, step_key, training, optimiser, meta_batch, validate_every)
-        return validate(state, validation_key, validation, validation_tasks, patience)
+        return validate(state, validation_key, validation, patience, validation_tasks)
 
     return jax.lax.scan(leg, start(make_learner(init_key), optimiser), length=steps // validate_every)
 

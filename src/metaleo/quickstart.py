@@ -23,27 +23,33 @@ if TYPE_CHECKING:
 def quickstart(options: "Quickstart", say: Console) -> dict[str, Any]:
     """Train, test, compare; what `--json` prints."""
     metaset = data.load_sample()
-    say.print(f"miniImageNet features in this package: {metaset.describe()}")
     testing = Episodes.over(metaset.subset("test"), 5, 1, None, place(metaset))
-    learners: dict[str, Any] = {"nearest centroid": NearestCentroid()}
-    curves = {}
+    runs: dict[str, Run] = {}
     for learner, title in (("meta-sgd", "Meta-SGD"), ("leo", "LEO")):
         every = max(1, min(500, options.steps // 4))
-        config = Train(
-            learner=learner, steps=options.steps, seed=options.seed, validate_every=every, validation_tasks=500
-        ).resolve(metaset.dim)
-        folder = options.out / learner
-        run = Run(config, folder, metaset)
-        prepare(folder, config, options.overwrite)
+        flags = Train(
+            learner=learner,
+            steps=options.steps,
+            seed=options.seed,
+            validate_every=every,
+            validation_tasks=500,
+        )
+        config = flags.resolve(metaset.dim)
+        runs[title] = Run(config, options.out / learner, metaset)
+        prepare(options.out / learner, config, options.overwrite)
+    say.print(f"miniImageNet features in this package: {metaset.describe()}")
+    learners: dict[str, Any] = {"nearest centroid": NearestCentroid()}
+    for title, run in runs.items():
         train_with_progress(run, title)
-        learners[title] = load_model(folder / "model.safetensors").learner
-        curves[title] = read_metrics(folder / "metrics.jsonl")
+        learners[title] = load_model(run.folder / "model.safetensors").learner
+    curves = {title: read_metrics(run.folder / "metrics.jsonl") for title, run in runs.items()}
     reports = {
         title: summarise(score_with_progress(learner, testing, options.seed, options.tasks, f"testing {title}"))
         for title, learner in learners.items()
     }
     print_reports(
-        f"5-way 1-shot, the same {options.tasks:,} tasks of 20 unseen classes ({jax.default_backend()})", reports
+        f"5-way 1-shot, the same {options.tasks:,} tasks of 20 unseen classes ({jax.default_backend()})",
+        reports,
     )
     figure = options.out / "learning-curves.png"
     plot_curves(figure, curves, "Meta-training on the embedded sample, 5-way 1-shot")

@@ -1,10 +1,10 @@
 """Run folders: a training run that can be watched, stopped, killed and resumed without a trace in its result.
 
-    RUN/config.json          everything that decides the result
-    RUN/metrics.jsonl        a line per report and seed
-    RUN/state.safetensors    all that is needed to go on
-    RUN/model.safetensors    the best learner so far (model-<seed>.safetensors with several seeds)
-    RUN/curves.png           accuracy over meta-steps
+RUN/config.json          everything that decides the result
+RUN/metrics.jsonl        a line per report and seed
+RUN/state.safetensors    all that is needed to go on
+RUN/model.safetensors    the best learner so far (model-<seed>.safetensors with several seeds)
+RUN/curves.png           accuracy over meta-steps
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from jaxtyping import PyTree
 from metaleo import data, outer_loop
 from metaleo.checkpoint import load_tree, save_model, save_tree
 from metaleo.compiling import compiled
-from metaleo.config import TrainConfig
+from metaleo.config import Clip, TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.data.rows import place
 from metaleo.errors import BadInput
@@ -45,7 +45,7 @@ HOPELESS = 100
 Record = dict[str, Any]
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error
+class Interrupted(Exception):
     """The run was asked to stop, and has been saved."""
 
 
@@ -73,6 +73,39 @@ def resume(folder: Path, steps: int | None) -> TrainConfig:
     return config
 
 
+@functools.cache
+def advancer(seeds: int, num_steps: int, meta_batch: int, clip: Clip) -> Callable[..., Any]:
+    """`outer_loop.advance` for all seeds at once, compiled; nearly always for one and the same number of steps."""
+    advance = functools.partial(
+        outer_loop.advance,
+        optimiser=outer_loop.make_optimiser(clip),
+        meta_batch=meta_batch,
+        num_steps=num_steps,
+    )
+    return compiled(over_seeds(advance, seeds, (0, None, 0, None)), donate_argnums=0)
+
+
+@functools.cache
+def validator(seeds: int, num_tasks: int) -> Callable[..., Any]:
+    """`outer_loop.validate` for all seeds at once, compiled."""
+    validate = functools.partial(outer_loop.validate, num_tasks=num_tasks)
+    return compiled(over_seeds(validate, seeds, (0, None, None, None)), donate_argnums=0)
+
+
+def over_seeds(function: Callable[..., Any], seeds: int, axes: tuple[int | None, ...]) -> Callable[..., Any]:
+    """`jax.vmap`, without the cost of an axis of length one where there is a single seed."""
+    if seeds > 1:
+        return jax.vmap(function, axes)
+
+    def single(*arguments: PyTree) -> PyTree:
+        def pick(axis, argument):
+            return argument if axis is None else jax.tree.map(lambda leaf: leaf[0], argument)
+
+        return jax.tree.map(lambda leaf: leaf[None], function(*map(pick, axes, arguments)))
+
+    return single
+
+
 class Run:
     """One run of `config.seeds` seeds, trained side by side as a `vmap`."""
 
@@ -89,7 +122,7 @@ class Run:
         self.class_names = metaset.subset(config.train_on).class_names
         self.seeds = range(config.seed, config.seed + config.seeds)
         self.hyper = jax.tree.map(jnp.float32, config.hyper)
-        self.optimiser = outer_loop.make_optimiser(config.clip)
+        self.patience = jnp.int32(config.patience * config.validate_every)
         self._saved_at = 0.0
 
         keys = [outer_loop.split_run_key(jax.random.key(seed)) for seed in self.seeds]
@@ -98,41 +131,11 @@ class Run:
             jnp.stack([key[1] for key in keys]),
             keys[0][2],
         )
-        validate = functools.partial(
-            outer_loop.validate,
-            num_tasks=config.validation_tasks,
-            patience=config.patience * config.validate_every,
-        )
-        self._validate = compiled(self._over_seeds(validate, (0, None, None)), donate_argnums=0)
-
-    @functools.cache  # noqa: B019 - a run lives as long as its process
-    def _advance(self, num_steps: int) -> Callable[..., Any]:
-        """`num_steps` meta-steps of all seeds, compiled: nearly always for one and the same number."""
-        advance = functools.partial(
-            outer_loop.advance,
-            optimiser=self.optimiser,
-            meta_batch=self.config.meta_batch,
-            num_steps=num_steps,
-        )
-        return compiled(self._over_seeds(advance, (0, None, 0, None)), donate_argnums=0)
-
-    def _over_seeds(self, function: Callable[..., Any], axes: tuple[int | None, ...]) -> Callable[..., Any]:
-        """`function` for all seeds at once; for a single one without the cost of an axis of length one."""
-        if len(self.seeds) > 1:
-            return jax.vmap(function, axes)
-
-        def single(*arguments: PyTree) -> PyTree:
-            def pick(axis, argument):
-                return argument if axis is None else jax.tree.map(lambda leaf: leaf[0], argument)
-
-            result = function(*map(pick, axes, arguments))
-            return jax.tree.map(lambda leaf: leaf[None], result)
-
-        return single
 
     def start(self) -> RunState:
         def begin(key):
-            return outer_loop.start(self.config.structure.init(key), self.optimiser)
+            learner = self.config.structure.init(key)
+            return outer_loop.start(learner, outer_loop.make_optimiser(self.config.clip))
 
         return jax.jit(jax.vmap(begin))(self.init_keys)
 
@@ -174,11 +177,13 @@ class Run:
                 stopped_before = np.array(state.stopped)
                 every = self.config.validate_every
                 num_steps = min(REPORT_EVERY, every - step % every, self.config.steps - step)
-                state, info = self._advance(num_steps)(state, self.hyper, self.step_keys, self.training)
+                advance = advancer(self.config.seeds, num_steps, self.config.meta_batch, self.config.clip)
+                state, info = advance(state, self.hyper, self.step_keys, self.training)
                 step += num_steps
                 validated = step % every == 0 or step == self.config.steps
                 if validated:
-                    state, accuracy = self._validate(state, self.validation_key, self.validation)
+                    validate = validator(self.config.seeds, self.config.validation_tasks)
+                    state, accuracy = validate(state, self.validation_key, self.validation, self.patience)
                     info = info | {"validation_accuracy": accuracy}
                 records = self.records(state, info, stopped_before)
                 log.write(records)
@@ -203,9 +208,7 @@ class Run:
             if stopped[index]:
                 continue
             values = {name: finite(value[index]) for name, value in info.items()}
-            rows.append(
-                {"step": int(state.step[index]), "seed": seed, **values, "skipped": int(state.skipped[index])}
-            )
+            rows.append({"step": int(state.step[index]), "seed": seed, **values, "skipped": int(state.skipped[index])})
         return rows
 
 

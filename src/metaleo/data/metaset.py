@@ -41,9 +41,7 @@ class MetaSet:
         """Classes of one size."""
         ways, images, dim = features.shape
         counts = np.full(ways, images)
-        return cls(
-            features.reshape(-1, dim), np.arange(ways * images), counts, class_names, splits, scale
-        ).checked()
+        return cls(features.reshape(-1, dim), np.arange(ways * images), counts, class_names, splits, scale).checked()
 
     @classmethod
     def from_labels(
@@ -54,9 +52,7 @@ class MetaSet:
         scale: Float32[np.ndarray, " dim"] | None = None,
     ) -> "MetaSet":
         """Rows in any order, each with its label (a number or a string) and its split, one split per class."""
-        names, first, classes, counts = np.unique(
-            labels, return_index=True, return_inverse=True, return_counts=True
-        )
+        names, first, classes, counts = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
         stray = np.flatnonzero(splits != splits[first][classes])
         if len(stray):
             row = stray[0]
@@ -113,9 +109,7 @@ class MetaSet:
         starts = self.starts
         return dataclasses.replace(
             self,
-            rows=np.concatenate(
-                [self.rows[starts[i] : starts[i] + self.counts[i]] for i in chosen] or [self.rows[:0]]
-            ),
+            rows=np.concatenate([self.rows[starts[i] : starts[i] + self.counts[i]] for i in chosen] or [self.rows[:0]]),
             counts=self.counts[chosen],
             class_names=tuple(self.class_names[i] for i in chosen),
             splits=tuple(self.splits[i] for i in chosen),
@@ -124,7 +118,5 @@ class MetaSet:
     def describe(self) -> str:
         """One line for people."""
         per_split = ", ".join(f"{self.splits.count(split)} {split}" for split in SPLITS)
-        sizes = (
-            f"{self.counts.min()}-{self.counts.max()}" if np.ptp(self.counts) else str(self.counts.min())
-        )
+        sizes = f"{self.counts.min()}-{self.counts.max()}" if np.ptp(self.counts) else str(self.counts.min())
         return f"{len(self.counts)} classes ({per_split}), {sizes} images each, {self.dim} numbers per image"

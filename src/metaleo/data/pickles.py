@@ -2,6 +2,7 @@
 
 import io
 import pickle  # a subclass that admits NumPy arrays only; pickle.load itself is never called
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +15,57 @@ FILES = {split: f"{split}_embeddings.pkl" for split in SPLITS}
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Admits what a pickled NumPy array of numbers or strings is made of, and refuses every other name."""
+    """Admits what a pickled NumPy array of numbers or strings is made of, and refuses every other name.
+
+    Stand-ins take the place of NumPy's own types, whose `__setstate__` believes what it is told.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         match module.replace("numpy._core", "numpy.core"), name:
             case "numpy.core.multiarray", "_reconstruct":
                 return _blank_array
+            case "numpy.core.numeric", "_frombuffer":  # protocol 5
+                return _filled_array
             case "numpy", "ndarray":
-                return np.ndarray
+                return None  # an argument of _reconstruct, nothing to call
             case "numpy", "dtype":
-                return _plain_dtype
+                return PickledDtype
             case "_codecs", "encode":  # how Python 3 writes bytes in the old protocols
                 return _encode_latin1
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no array needs")
 
 
-def _blank_array(kind: type, shape: tuple[int, ...], code: bytes) -> np.ndarray:
-    if kind is not np.ndarray or shape != (0,):
-        raise pickle.UnpicklingError("it holds an array of a strange kind")
-    return np.ndarray(shape, np.int8)  # a placeholder: the pickle then sets shape, dtype and content
+class PickledDtype:
+    """Numbers or strings of a given size and byte order."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, code: str, *flags: Any):
+        if not re.fullmatch(r"[biufSU][0-9]{1,6}", code):
+            raise pickle.UnpicklingError(f"it holds an array of Python objects or the like ({code!r})")
+        self.dtype = np.dtype(code)
+
+    def __setstate__(self, state: tuple) -> None:
+        self.dtype = self.dtype.newbyteorder(state[1])
 
 
-def _plain_dtype(code: str, *flags: bool) -> np.dtype:
-    dtype = np.dtype(code)
-    if dtype.hasobject:
-        raise pickle.UnpicklingError("it holds an array of Python objects")
-    return dtype
+class PickledArray:
+    __slots__ = ("values",)
+
+    def __setstate__(self, state: tuple) -> None:
+        _, shape, kind, fortran, content = state
+        content = content.encode("latin1") if isinstance(content, str) else content  # Python 2 wrote a string
+        self.values = np.frombuffer(content, kind.dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _blank_array(*arguments: Any) -> PickledArray:
+    return PickledArray()
+
+
+def _filled_array(content: bytes | bytearray, kind: PickledDtype, shape: tuple, order: str) -> PickledArray:
+    array = PickledArray()
+    array.__setstate__((1, shape, kind, order == "F", content))
+    return array
 
 
 def _encode_latin1(text: str, encoding: str) -> bytes:
@@ -65,7 +91,10 @@ def read_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings [n, dim], and the class of each: the middle part of its key `<number>-<class>-<class>_<image>`."""
     try:
         content = ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-        embeddings, keys = content["embeddings"], content["keys"]
+        embeddings, keys = (
+            value.values if isinstance(value, PickledArray) else value
+            for value in (content["embeddings"], content["keys"])
+        )
         names = [key.decode("latin1") if isinstance(key, bytes) else str(key) for key in keys]
         classes = np.array([name.split("-")[1] for name in names])
         embeddings = np.asarray(embeddings, np.float32)

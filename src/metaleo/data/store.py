@@ -5,6 +5,7 @@ A file holds either `features [class, image, dim]` with `class_names [class]` an
 `.safetensors` file, which has no strings, names and splits stand in the header as JSON lists.
 """
 
+import dataclasses
 import importlib.resources
 import json
 import struct
@@ -26,6 +27,7 @@ SAMPLE = "sample"
 NUMPY_TYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
+    "U16": np.uint16, "U32": np.uint32, "U64": np.uint64,
 }  # fmt: skip
 
 
@@ -78,6 +80,7 @@ def assemble(fields: dict[str, Any]) -> MetaSet:
     scale = fields.get("scale")
     if scale is not None:
         scale = np.asarray(scale, np.float32)
+        same_length("scale", scale, "number of a row", features.shape[-1])
     if features.ndim == 3:
         ways = len(features)
         names = np.asarray(fields.get("class_names", np.arange(ways)))
@@ -92,11 +95,16 @@ def assemble(fields: dict[str, Any]) -> MetaSet:
     splits = np.asarray(fields.get("split", np.full(len(features), "test")))
     if "class_names" in fields and labels.dtype.kind in "iu":  # labels are positions in class_names
         names = np.asarray(fields["class_names"])
+        if names.ndim != 1:
+            raise BadInput(f"`class_names` has shape {list(names.shape)}; it must be a list")
         if labels.min() < 0 or labels.max() >= len(names):
             raise BadInput(f"`labels` go up to {labels.max()}, but there are {len(names)} class_names")
-        if len(splits) == len(names):
+        if splits.shape == names.shape != labels.shape:
             splits = splits[labels]
-        labels = names[labels]
+        same_length("split", splits, "row", len(features))
+        metaset = MetaSet.from_labels(features, labels, splits, scale)
+        class_names = tuple(str(names[int(index)]) for index in metaset.class_names)
+        return dataclasses.replace(metaset, class_names=class_names)
     same_length("split", splits, "row", len(features))
     return MetaSet.from_labels(features, labels, splits, scale)
 
@@ -108,7 +116,7 @@ def same_length(name: str, values: np.ndarray, unit: str, expected: int) -> None
 
 def read_npz(path: Path) -> dict[str, Any]:
     """Arrays by name; `features` stay on the disk, mapped, unless they are compressed."""
-    with np.load(path, allow_pickle=False) as archive:
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:  # else a bad zip stays open
         names = archive.files
         fields = {name: archive[name] for name in names if name != "features"}
         if "features" in names:

@@ -47,9 +47,7 @@ class Learner(eqx.Module):
     """A way of learning to learn, written for ONE task. Its array leaves are φ: what the outer loop learns."""
 
     @abc.abstractmethod
-    def adapt(
-        self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None
-    ) -> Adaptation:
+    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         """Fit the head to a support set. Without a key: evaluation, that is means and no dropout."""
 
     @abc.abstractmethod
@@ -61,9 +59,7 @@ def in_256ths(keep: float | Float[Array, ""]) -> Float[Array, ""]:
     return jnp.round(jnp.asarray(keep) * 256)
 
 
-def draw_masks(
-    key: PRNGKeyArray, keep: float | Float[Array, ""], shape: tuple[int, ...]
-) -> Bool[Array, "..."]:
+def draw_masks(key: PRNGKeyArray, keep: float | Float[Array, ""], shape: tuple[int, ...]) -> Bool[Array, "..."]:
     """Dropout masks, true with probability `keep` to the nearest 1/256.
 
     8 bits an entry, four of them from each random word: drawing a word for each entry would be the costliest part
@@ -87,9 +83,7 @@ def drop(
     return jnp.where(mask, inputs * scale, jnp.zeros((), inputs.dtype))
 
 
-def judge(
-    head: LinearHead, query: Batch, hyper: Hyper, key: PRNGKeyArray | None
-) -> tuple[Float[Array, ""], Info]:
+def judge(head: LinearHead, query: Batch, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
     """The loss of a head on the query set, under dropout like every other prediction."""
     mask = None if key is None else draw_masks(key, hyper.keep, query.inputs.shape)
     logits = jax.vmap(head)(drop(query.inputs, mask, hyper.keep))

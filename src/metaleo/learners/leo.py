@@ -83,9 +83,7 @@ class LEO(Learner):
             official,
         )
 
-    def adapt(
-        self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None
-    ) -> Adaptation:
+    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         if key is None:
             return self.adapt_with(support, None)
         assert hyper is not None, "sampling needs hyper.keep"
@@ -110,9 +108,7 @@ class LEO(Learner):
         codes = self.encode(support, noise)
         if noise is None:
             code, finetune_inputs = codes.mean, inputs[None]
-            seen = jnp.broadcast_to(
-                inputs @ self.decoder.to_mean.T, (self.latent_steps, len(inputs), code.shape[1])
-            )
+            seen = jnp.broadcast_to(inputs @ self.decoder.to_mean.T, (self.latent_steps, len(inputs), code.shape[1]))
         else:
             drop_each = jax.vmap(drop, (None, 0, None))
             code, finetune_inputs = (
@@ -121,9 +117,7 @@ class LEO(Learner):
             )
             dropped = drop_each(inputs, noise.latent_masks, noise.keep)
             seen = dropped @ self.decoder.to_mean.T, dropped, noise.weights[:-1]
-        adapted, latent_losses = descend(
-            latent_loss, code, self.latent_step_size[None, :], self.latent_steps, seen
-        )
+        adapted, latent_losses = descend(latent_loss, code, self.latent_step_size[None, :], self.latent_steps, seen)
         decoded = self.decode(adapted, None if noise is None else noise.weights[-1])
         weights, finetune_losses = descend_linear(
             decoded, self.finetune_step_size, self.finetune_steps, finetune_inputs, support
@@ -156,9 +150,7 @@ class LEO(Learner):
         code_key, weights_key, mask_key = jax.random.split(key, 3)
         latent, (_, dim), way = len(self.latent_step_size), support.inputs.shape, support.way
         dtype = support.inputs.dtype
-        masks = draw_masks(
-            mask_key, hyper.keep, (1 + self.latent_steps + self.finetune_steps, *support.inputs.shape)
-        )
+        masks = draw_masks(mask_key, hyper.keep, (1 + self.latent_steps + self.finetune_steps, *support.inputs.shape))
         return Noise(
             jax.random.normal(code_key, (way, latent), dtype),
             jax.random.normal(weights_key, (self.latent_steps + 1, way, dim), dtype),

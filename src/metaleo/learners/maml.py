@@ -70,9 +70,7 @@ class MAML(Learner):
         del key  # softmax regression is convex: zero is as good a start as any, and treats classes alike
         return cls(jnp.zeros((way, dim)), step_size, num_steps, first_order)
 
-    def adapt(
-        self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None
-    ) -> Adaptation:
+    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         start = rows_for(self.start, support.way)
         return descend_weights(start, self.step_size, self.num_steps, support, hyper, key, self.first_order)
 
@@ -94,9 +92,7 @@ class MetaSGD(Learner):
         del key
         return cls(jnp.zeros((way, dim)), jnp.full((way, dim), step_size), num_steps)
 
-    def adapt(
-        self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None
-    ) -> Adaptation:
+    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         start, step_size = rows_for(self.start, support.way), rows_for(self.step_size, support.way)
         return descend_weights(start, step_size, self.num_steps, support, hyper, key)
 

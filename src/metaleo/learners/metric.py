@@ -14,9 +14,7 @@ class NearestCentroid(Learner):
 
     sharpness: float = eqx.field(static=True, default=10.0)
 
-    def adapt(
-        self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None
-    ) -> Adaptation:
+    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         del hyper, key
         centroids = support.class_weights() @ support.inputs
         norms = jnp.linalg.norm(centroids, axis=1, keepdims=True)

@@ -36,9 +36,7 @@ class Episodes(eqx.Module):
     largest: int = eqx.field(static=True)
 
     @classmethod
-    def over(
-        cls, metaset: MetaSet, way: int, shot: int, query: int | None, rows: Rows | None = None
-    ) -> "Episodes":
+    def over(cls, metaset: MetaSet, way: int, shot: int, query: int | None, rows: Rows | None = None) -> "Episodes":
         """Tasks over the classes of a meta-set, or of a part of it whose whole is already in `rows`."""
         check(metaset, way, shot, query)
         return cls(
@@ -63,7 +61,7 @@ class Episodes(eqx.Module):
         image_keys = jax.random.split(image_key, self.way)
         if self.query is None:
             support = jax.vmap(choose, (0, 0, None))(image_keys, counts, self.shot)
-            query = jnp.broadcast_to(jnp.arange(self.largest), (self.way, self.largest))
+            query = jnp.broadcast_to(jnp.arange(self.largest, dtype=jnp.int32), (self.way, self.largest))
             taken = (query[:, :, None] == support[:, None, :]).any(-1)
             present = (query < counts[:, None]) & ~taken
             query = jnp.minimum(query, counts[:, None] - 1)
@@ -79,9 +77,7 @@ class Episodes(eqx.Module):
             targets = jnp.repeat(jnp.eye(self.way, dtype=inputs.dtype), rows.shape[1], axis=0)
             return Batch(inputs, targets, present.reshape(-1))
 
-        return Task(
-            batch(picks.support, jnp.ones(picks.support.shape, bool)), batch(picks.query, picks.present)
-        )
+        return Task(batch(picks.support, jnp.ones(picks.support.shape, bool)), batch(picks.query, picks.present))
 
 
 def choose(key: PRNGKeyArray, total: int | Int[Array, ""], count: int) -> Int[Array, " {count}"]:
@@ -90,8 +86,8 @@ def choose(key: PRNGKeyArray, total: int | Int[Array, ""], count: int) -> Int[Ar
     A Fisher-Yates shuffle that remembers only the cells it has written, so `total` may be any size: at step i
     a cell j below total - i is drawn, its content is the result, and the last cell's content moves there.
     """
-    left = (total - jnp.arange(count)).astype(jnp.int32)
-    draws = jax.random.randint(key, (count,), 0, left)
+    left = total - jnp.arange(count, dtype=jnp.int32)
+    draws = jax.random.randint(key, (count,), 0, left, jnp.int32)
 
     def step(written, i):
         cells, contents = written

@@ -1,0 +1,112 @@
+"""Feature rows: of length one, and the same wherever they are kept."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from metaleo.data import MetaSet, load, save
+from metaleo.data.rows import DeviceRows, HostRows, normalise, place
+from metaleo.tasks import Episodes
+
+
+def some_metaset(scale=None) -> MetaSet:
+    """8 classes of 6 images; image 0 of class 0 is zero."""
+    features = (
+        np.random.default_rng(0).normal(scale=30, size=(8, 6, 5)).astype(np.float32 if scale is None else np.int8)
+    )
+    features[0, 0] = 0
+    return MetaSet.from_classes(features, tuple("abcdefgh"), ("train",) * 6 + ("val",) * 2, scale)
+
+
+@pytest.fixture(params=["memory", "npz", "safetensors", "quantised"])
+def metaset(request, tmp_path) -> MetaSet:
+    """The same numbers in host memory and mapped from files; and small integers with a scale."""
+    if request.param == "memory":
+        return some_metaset()
+    if request.param == "quantised":
+        return some_metaset(scale=np.array([1, 0.5, 2, 0.1, 3], np.float32))
+    path = tmp_path / f"features.{request.param}"
+    save(some_metaset(), path)
+    loaded = load(path)
+    assert isinstance(loaded.features, np.memmap)
+    return loaded
+
+
+def expected(metaset: MetaSet) -> np.ndarray:
+    vectors = metaset.features.astype(np.float64) * (1 if metaset.scale is None else metaset.scale)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 5)])
+def test_normalise_gives_unit_rows(shape):
+    vectors = jnp.asarray(np.random.default_rng(0).normal(scale=100, size=shape), jnp.float32)
+    unit = normalise(vectors)
+    lengths = jnp.linalg.norm(unit, axis=-1)
+    np.testing.assert_allclose(lengths, np.ones(shape[:-1]), rtol=1e-6)
+    np.testing.assert_allclose(unit * jnp.linalg.norm(vectors, axis=-1, keepdims=True), vectors, rtol=1e-5)
+
+
+def test_normalise_keeps_zeros_and_their_gradient_finite():
+    zeros = jnp.zeros((2, 3))
+    np.testing.assert_array_equal(normalise(zeros), np.zeros((2, 3)))
+    assert jnp.isfinite(jax.grad(lambda x: normalise(x).sum())(zeros)).all()
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_take(metaset, on_device):
+    rows = place(metaset, on_device)
+    assert isinstance(rows, DeviceRows if on_device else HostRows)
+    assert rows.dim == 5
+    index = jnp.array([[47, 0, 3], [3, 3, 12]])
+    np.testing.assert_allclose(rows.take(index), expected(metaset)[index], atol=1e-6)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_take_inside_transformations(on_device):
+    """Every row by its number: compiled, mapped over, scanned over, and all at once."""
+    metaset = some_metaset()
+    rows, index = place(metaset, on_device), jnp.arange(48)[::-1]
+    wanted = expected(metaset)[::-1]
+
+    def scan(index):
+        return jax.lax.scan(lambda _, row: (None, rows.take(row)), None, index)[1]
+
+    for take in (
+        jax.jit(lambda index: rows.take(index)),
+        jax.vmap(rows.take),
+        scan,
+    ):
+        np.testing.assert_allclose(take(index), wanted, atol=1e-6)
+    both = jax.jit(jax.vmap(scan))(index.reshape(4, 12))
+    np.testing.assert_allclose(both, wanted.reshape(4, 12, 5), atol=1e-6)
+
+
+def test_rows_may_be_an_argument_of_compiled_code():
+    metaset = some_metaset()
+    take = jax.jit(lambda rows, index: rows.take(index))
+    index = jnp.array([5, 7])
+    np.testing.assert_allclose(take(place(metaset, True), index), take(place(metaset, False), index), atol=1e-6)
+
+
+def test_small_data_go_to_the_device():
+    assert isinstance(place(some_metaset()), DeviceRows)
+
+
+def test_the_same_tasks_from_device_and_host(tmp_path):
+    save(some_metaset(), tmp_path / "features.npz")
+    metaset = load(tmp_path / "features.npz")
+    assert isinstance(metaset.features, np.memmap)
+    on_device, on_host = (
+        Episodes.over(metaset.subset("train"), 3, 2, None, place(metaset, where)) for where in (True, False)
+    )
+
+    def both(key):
+        return on_device.sample(key), on_host.sample(key)
+
+    one, other = jax.jit(jax.vmap(both), compiler_options={"xla_backend_optimization_level": 0})(
+        jax.random.split(jax.random.key(0), 4)
+    )
+    np.testing.assert_allclose(jnp.linalg.norm(one.query.inputs[:, 1:], axis=-1).max(), 1, rtol=1e-6)
+    for ours, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)

@@ -1,0 +1,47 @@
+"""MAML and Meta-SGD against a step worked out by hand."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from metaleo.objective import query_loss
+from small import DIM, HYPER, adapt, close, make_batch, make_learner, make_task, meta_gradient
+
+
+def residuals(weights, batch):
+    """(softmax - target)/K of each example: the gradient of the inner loss with respect to its logits."""
+    exponentials = np.exp(np.asarray(batch.inputs @ weights.T))
+    shots = len(batch.inputs) / batch.way
+    return (exponentials / exponentials.sum(1, keepdims=True) - np.asarray(batch.targets)) / shots
+
+
+def test_one_step_by_hand():
+    support = make_batch()
+    maml = make_learner("maml", finetune_steps=1)
+    expected = -0.3 * residuals(np.zeros((3, DIM)), support).T @ np.asarray(support.inputs)
+    close(adapt(maml, support).head.weights, expected)
+    sgd = make_learner("meta-sgd", finetune_steps=1)
+    step_size = np.random.default_rng(0).uniform(0.1, 2, (3, DIM))
+    sgd = eqx.tree_at(lambda sgd: sgd.step_size, sgd, jnp.asarray(step_size, jnp.float32))
+    close(adapt(sgd, support).head.weights, expected / 0.3 * step_size)
+
+
+def test_first_order_gradient_is_that_of_the_query_loss_at_the_end():
+    task, hyper = make_task(), dataclasses.replace(HYPER, l2=0.0)
+    fomaml, maml = make_learner("fomaml"), make_learner("maml")
+    end = adapt(fomaml, task.support).head.weights
+    close(end, adapt(maml, task.support).head.weights)
+    at_the_end = jax.grad(lambda weights: query_loss(task.query.inputs @ weights.T, task.query))(end)
+    close(meta_gradient(fomaml, task, hyper, None).start, at_the_end)
+    assert np.abs(meta_gradient(maml, task, hyper, None).start - at_the_end).max() > 1e-3
+
+
+def test_another_way_starts_from_the_mean_row():
+    sgd = make_learner("meta-sgd", finetune_steps=0)
+    start = jnp.asarray(np.random.default_rng(0).normal(size=(3, DIM)), jnp.float32)
+    sgd = eqx.tree_at(lambda sgd: sgd.start, sgd, start)
+    close(adapt(sgd, make_batch(counts=(2,) * 5)).head.weights, np.tile(start.mean(0), (5, 1)))
+    close(adapt(sgd, make_batch()).head.weights, start)

@@ -1,0 +1,26 @@
+"""The relation net against all pairs written out, on an unbalanced, padded support set."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from metaleo.model.relation import RelationNet
+from small import close, make_batch, pad
+
+
+def test_against_all_pairs_written_out(float64):
+    counts = (1, 3, 2)
+    labels = np.repeat(np.arange(3), counts)
+    codes = jax.random.normal(jax.random.key(1), (6, 4))
+    net = RelationNet.init(jax.random.key(0), 4)
+
+    def relate(a, b):
+        hidden = jax.nn.relu(jnp.concatenate([codes[a], codes[b]]) @ net.first)
+        return jax.nn.relu(hidden @ net.middle) @ net.last
+
+    expected = np.stack(
+        [np.mean([relate(a, b) for a in np.flatnonzero(labels == n) for b in range(6)], axis=0) for n in range(3)]
+    )
+    close(net(codes, make_batch(counts=counts)), expected, 1e-12)
+    padded = jnp.concatenate([codes, jnp.full((2, 4), 9.0)])
+    close(net(padded, pad(make_batch(counts=counts), 2)), expected, 1e-12)

@@ -1,0 +1,86 @@
+"""Small problems that every test can afford: eight numbers per example, made up but separable."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from metaleo.config import Structure
+from metaleo.data.metaset import MetaSet
+from metaleo.learners import Hyper
+from metaleo.tasks import Batch, Task
+from metaleo.tasks.task import labelled
+
+DIM = 8
+HYPER = Hyper(learning_rate=1e-2, kl=0.1, encoder_penalty=0.1, l2=1e-3, orthogonality=0.1, keep=0.8)
+LEARNERS = ("leo", "maml", "fomaml", "meta-sgd", "nearest-centroid")
+
+
+def make_learner(name="leo", way=3, seed=0, **changes):
+    """A learner with weights of a size that matters, so that no term of a loss hides behind another."""
+    sizes = {"latent": 4, "latent_steps": 2, "finetune_steps": 2}
+    steps = {"latent_step_size": 0.5, "finetune_step_size": 0.3}
+    structure = Structure(**{"learner": name, "dim": DIM, "way": way, **sizes, **steps, **changes})
+    return structure.init(jax.random.key(seed))
+
+
+def make_batch(seed=0, counts=(2, 2, 2)):
+    """Examples around one direction per class; `counts` of each."""
+    random = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(len(counts)), counts)
+    inputs = np.eye(DIM)[labels] + 0.5 * random.normal(size=(len(labels), DIM))
+    inputs /= np.linalg.norm(inputs, axis=1, keepdims=True)
+    return labelled(jnp.asarray(inputs, jnp.zeros(()).dtype), labels, len(counts))
+
+
+def make_task(seed=0, way=3, shot=2, query=4):
+    return Task(make_batch(seed, (shot,) * way), make_batch(seed + 1000, (query,) * way))
+
+
+def pad(batch: Batch, rows: int) -> Batch:
+    """The same batch with rows of rubbish behind the mask."""
+    rubbish = 7 * jnp.ones((rows, batch.inputs.shape[1]), batch.inputs.dtype)
+    first = jnp.zeros((rows, batch.way), batch.targets.dtype).at[:, 0].set(1)
+    return Batch(
+        jnp.concatenate([batch.inputs, rubbish]),
+        jnp.concatenate([batch.targets, first]),
+        jnp.concatenate([batch.mask, jnp.zeros(rows, bool)]),
+    )
+
+
+def make_metaset(classes=(8, 5, 5), images=12, seed=0) -> MetaSet:
+    """train, val and test classes that differ in one of the eight numbers or in a pair of them."""
+    random = np.random.default_rng(seed)
+    directions = random.normal(size=(sum(classes), 1, DIM))
+    features = directions + 0.6 * random.normal(size=(sum(classes), images, DIM))
+    splits = [split for split, count in zip(("train", "val", "test"), classes, strict=True) for _ in range(count)]
+    names = tuple(f"class{i}" for i in range(sum(classes)))
+    return MetaSet.from_classes(features.astype(np.float32), names, tuple(splits))
+
+
+@jax.jit
+def adapt(learner, support):
+    return learner.adapt(support)
+
+
+@jax.jit
+def meta_loss(learner, task, hyper, key):
+    return learner.meta_loss(task, hyper, key)
+
+
+@jax.jit
+def meta_gradient(learner, task, hyper, key):
+    return jax.grad(lambda one: one.meta_loss(task, hyper, key)[0])(learner)
+
+
+@jax.jit
+def logits(head, inputs):
+    return jax.vmap(head)(inputs)
+
+
+def close(a, b, tolerance=1e-5):
+    """Trees equal to within `tolerance` of their largest entry."""
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        assert one.shape == other.shape
+        assert np.abs(one - other).max(initial=0) <= tolerance * max(1e-30, np.abs(other).max(initial=0))
+    return True

@@ -1,0 +1,277 @@
+"""The command line as a user meets it: results, and one clear line for every mistake."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from metaleo import data
+from metaleo.cli import main
+from small import DIM, make_metaset
+
+pytestmark = pytest.mark.usefixtures("loose_dtypes")
+SMALL = (
+    "--way", "3", "--query", "4", "--steps", "4", "--meta-batch", "2", "--validate-every", "2",
+    "--validation-tasks", "4", "--latent", "4", "--latent-steps", "1", "--finetune-steps", "1",
+)  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A fresh folder with a small feature file in it."""
+    monkeypatch.chdir(tmp_path)
+    data.save(make_metaset(), "features.npz")
+    return tmp_path
+
+
+def fails(capsys, *arguments):
+    """The one line that a command says before it gives up with code 2."""
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    assert end.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert "Traceback" not in said
+    assert len(said.splitlines()) == 1, said
+    return said
+
+
+def test_train_then_evaluate(here, capsys):
+    main(["train", "--data", "features.npz", *SMALL, "--seeds", "2", "--out", "run", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert [seed["step"] for seed in result["seeds"]] == [4, 4]
+    names = {path.name for path in (here / "run").iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "state.safetensors", "model-0.safetensors",
+                     "model-1.safetensors", "curves.png"}  # fmt: skip
+    assert (here / "run/curves.png").read_bytes().startswith(b"\x89PNG")
+    config = json.loads((here / "run/config.json").read_text())
+    assert config == result["config"]
+    assert config["structure"]["latent"] == 4
+
+    evaluate = ["evaluate", "run", "--tasks", "30", "--json"]
+    main([*evaluate, "--per-task", "scores.csv"])
+    first = json.loads(capsys.readouterr().out)
+    main(evaluate)
+    assert json.loads(capsys.readouterr().out) == first
+    rows = (here / "scores.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * 30
+    accuracies = [float(row.split(",")[2]) for row in rows[1:31]]
+    assert np.isclose(np.mean(accuracies), first["models"][0]["accuracy"], atol=1e-5)
+
+    main(
+        [
+            "evaluate",
+            "run/model-1.safetensors",
+            "--tasks",
+            "10",
+            "--way",
+            "4",
+            "--shot",
+            "2",
+            "--split",
+            "val",
+            "--json",
+        ]
+    )
+    other = json.loads(capsys.readouterr().out)
+    assert (other["way"], other["shot"], len(other["models"])) == (4, 2, 1)
+
+
+@pytest.mark.parametrize("learner", ["maml", "fomaml", "meta-sgd"])
+def test_other_learners_train(here, capsys, learner):
+    main(["train", "--data", "features.npz", "--learner", learner, *SMALL, "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["config"]["structure"]["learner"] == learner
+    assert result["run"] == f"runs/{learner}-3way-1shot"
+
+
+def test_presets_and_overrides_are_resolved(here, capsys):
+    main(
+        [
+            "train",
+            "--data",
+            "features.npz",
+            *SMALL,
+            "--preset",
+            "official-mini-5shot",
+            "--kl",
+            "0.5",
+            "--json",
+        ]
+    )
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert config["shot"] == 5
+    assert config["clip"] == "per-tensor"
+    assert config["structure"]["official"] is True
+    assert config["hyper"]["kl"] == 0.5
+    assert config["hyper"]["learning_rate"] == 4.102361e-4
+
+
+def test_string_labels_and_unbalanced_classes_work(here, capsys):
+    random = np.random.default_rng(0)
+    labels = np.array([animal for i, animal in enumerate(ANIMALS) for _ in range(6 + i)])
+    split = np.array([("train", "val", "test")[ANIMALS.index(label) % 3] for label in labels])
+    features = random.normal(size=(len(labels), DIM))
+    order = random.permutation(len(labels))
+    np.savez("animals.npz", features=features[order], labels=labels[order], split=split[order])
+    main(["train", "--data", "animals.npz", *SMALL, "--learner", "meta-sgd", "--out", "zoo"])
+    main(["evaluate", "zoo", "--tasks", "5", "--json"])
+    assert 0 <= json.loads(capsys.readouterr().out)["models"][0]["accuracy"] <= 1
+
+
+ANIMALS = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis"]
+
+
+@pytest.mark.slow
+def test_quickstart_in_small(here, capsys, monkeypatch):
+    monkeypatch.setattr(data, "load_sample", make_sample)
+    main(["quickstart", "--steps", "4", "--tasks", "20", "--json"])
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert set(results) == {"nearest centroid", "Meta-SGD", "LEO"}
+    assert all(result["tasks"] == 20 for result in results.values())
+    assert (here / "metaleo-quickstart/learning-curves.png").exists()
+    assert "--overwrite" in fails(capsys, "quickstart", "--steps", "4")
+
+
+def make_sample():
+    return make_metaset(images=20)
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["quickstart"]])
+def test_help_has_examples(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--help"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert "metaleo" in said
+    if command:
+        assert f"metaleo {command[0]}" in said
+
+
+def test_version(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out.startswith("metaleo ")
+
+
+# Mistakes
+
+
+def test_missing_file(here, capsys):
+    assert "nowhere.npz does not exist" in fails(capsys, "train", "--data", "nowhere.npz")
+
+
+def test_truncated_file(here, capsys):
+    whole = (here / "features.npz").read_bytes()
+    (here / "half.npz").write_bytes(whole[: len(whole) // 2])
+    assert "half.npz is truncated or not a .npz file" in fails(capsys, "train", "--data", "half.npz")
+
+
+def test_not_a_feature_file(here, capsys):
+    np.savez("weights.npz", weights=np.zeros(3))
+    assert "not a feature file: it holds weights" in fails(capsys, "train", "--data", "weights.npz")
+
+
+def test_nan_features(here, capsys):
+    features = np.random.default_rng(0).normal(size=(9, 4, DIM))
+    features[2, 1, 3] = np.nan
+    np.savez("bad.npz", features=features, split=np.repeat(["train", "val", "test"], 3))
+    assert "NaN or Inf in 1 of 36 rows: 9" in fails(capsys, "train", "--data", "bad.npz")
+
+
+def test_wrong_feature_size(here, capsys):
+    main(["train", "--data", "features.npz", *SMALL, "--learner", "meta-sgd", "--out", "run"])
+    np.savez("wide.npz", features=np.ones((9, 4, DIM + 1)))
+    capsys.readouterr()
+    said = fails(capsys, "evaluate", "run", "--data", "wide.npz")
+    assert f"wide.npz has {DIM + 1} numbers per example" in said
+    assert f"trained on {DIM}" in said
+
+
+def test_too_few_classes(here, capsys):
+    said = fails(capsys, "train", "--data", "features.npz", *SMALL, "--way", "6")
+    assert "6-way tasks need 6 classes; the val split has 5" in said
+    assert not (here / "runs").exists()  # refused before anything was written
+
+
+def test_too_few_images(here, capsys):
+    said = fails(capsys, "train", "--data", "features.npz", *SMALL, "--shot", "9")
+    assert "9 shots and 4 queries need 13 images per class" in said
+    assert "class0 has 12" in said
+
+
+def test_no_training_classes(here, capsys):
+    np.savez("all-test.npz", features=np.ones((6, 9, DIM)))
+    assert "no train classes" in fails(capsys, "train", "--data", "all-test.npz", *SMALL)
+
+
+def test_existing_run(here, capsys):
+    arguments = ["train", "--data", "features.npz", *SMALL, "--learner", "meta-sgd", "--out", "run"]
+    main(arguments)
+    before = (here / "run/state.safetensors").read_bytes()
+    capsys.readouterr()
+    assert "--resume or replace it with --overwrite" in fails(capsys, *arguments)
+    assert (here / "run/state.safetensors").read_bytes() == before
+    main([*arguments, "--overwrite"])
+    main(["train", "--resume", "--out", "run"])
+
+
+def test_unknown_names(here, capsys):
+    assert "paper-mini-1shot" in fails(capsys, "train", "--preset", "paper")
+    assert "meta-sgd" in fails(capsys, "train", "--learner", "mamml")
+    assert "nothing to learn" in fails(capsys, "train", "--learner", "nearest-centroid")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--steps", "0", "--steps must be at least 1"), ("--shot", "0", "--shot must be at least 1"),
+        ("--way", "1", "--way must be at least 2"), ("--keep", "0", "--keep is a probability"),
+        ("--keep", "1.5", "--keep is a probability"), ("--learning-rate", "-1", "--learning-rate must be"),
+        ("--kl", "nan", "--kl must be a finite"), ("--seeds", "0", "--seeds must be"),
+        ("--latent", "0", "--latent must be"),
+    ],
+)  # fmt: skip
+def test_senseless_numbers(here, capsys, flag, value, said):
+    assert said in fails(capsys, "train", "--data", "features.npz", *SMALL, flag, value)
+
+
+def test_nothing_to_evaluate(here, capsys):
+    assert "nowhere does not exist" in fails(capsys, "evaluate", "nowhere")
+    (here / "empty").mkdir()
+    assert "no model yet" in fails(capsys, "evaluate", "empty")
+    assert "truncated, or not a file of Metaleo" in fails(capsys, "evaluate", "features.npz")
+
+
+@pytest.mark.slow
+def test_full_disk_while_saving(here):
+    """A limit on file sizes stands in for a full disk: one line, code 2, and the last good state still there."""
+    train = [sys.executable, "-m", "metaleo.cli", "train", "--data", "features.npz", *SMALL, "--learner", "meta-sgd",
+             "--out", "run"]  # fmt: skip
+    subprocess.run(train, check=True, capture_output=True)
+    before = (here / "run/state.safetensors").read_bytes()
+    resumed = [sys.executable, "-m", "metaleo.cli", "train", "--resume", "--out", "run", "--steps", "8"]
+    small_files_only = ["bash", "-c", f'ulimit -f {len(before) // 2048}; exec "$@"', "bash"]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([*small_files_only, *resumed], capture_output=True, text=True, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert "cannot write" in done.stderr
+    assert "what was saved before is intact" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (here / "run/state.safetensors").read_bytes() == before
+    assert not list((here / "run").glob(".*.tmp"))
+    subprocess.run(resumed, check=True, capture_output=True)
+
+
+def test_pickle_that_runs_code(here, capsys):
+    class Bomb:
+        def __reduce__(self):
+            return os.system, ("touch exploded",)
+
+    (here / "embeddings").mkdir()
+    for split in ("train", "val", "test"):
+        (here / "embeddings" / f"{split}_embeddings.pkl").write_bytes(pickle.dumps(Bomb()))
+    assert "not a pickle of embeddings that can be trusted" in fails(capsys, "train", "--data", "embeddings")
+    assert not (here / "exploded").exists()

@@ -1,0 +1,61 @@
+"""Descent against closed forms, and the closed form of linear heads against descent."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from metaleo.inner_loop import descend, descend_linear
+from metaleo.model.heads import LinearHead
+from metaleo.objective import support_loss
+from small import DIM, close, make_batch
+
+
+def test_quadratic_has_a_closed_form(float64):
+    """For loss Σ c x²/2 each step multiplies x by 1 - αc."""
+    curvature, start, step_size = jnp.array([1.0, 3.0]), jnp.array([2.0, -1.0]), jnp.array([0.1, 0.2])
+    end, losses = descend(lambda x, _: jnp.sum(curvature * x**2) / 2, start, step_size, 4)
+    np.testing.assert_allclose(end, start * (1 - step_size * curvature) ** 4)
+    np.testing.assert_allclose(losses[0], 3.5)
+    assert losses.shape == (4,)
+
+
+def test_each_step_sees_its_own_noise():
+    end, _ = descend(lambda x, shift: jnp.sum(x * shift), jnp.zeros(2), 1.0, 3, jnp.array([[1.0, 0], [2, 0], [3, 5]]))
+    np.testing.assert_allclose(end, [-6, -5])
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+@pytest.mark.parametrize("counts", [(1, 1, 1), (1, 4, 2)])
+def test_linear_descent_is_descent(draws, counts, float64):
+    """Values, losses and gradients with respect to everything: the start, the step sizes and the inputs."""
+    support = make_batch(counts=counts)
+    steps = 3
+    random = np.random.default_rng(0)
+    start, step_size = random.normal(size=(3, DIM)), random.uniform(0.1, 0.5, DIM)
+    inputs = random.normal(size=(draws, len(support.inputs), DIM))
+    target = random.normal(size=(3, DIM))
+
+    def plain(start, step_size, inputs):
+        shown = jnp.broadcast_to(inputs, (steps, *inputs.shape[1:]))
+        return descend(
+            lambda weights, x: support_loss(jax.vmap(LinearHead(weights))(x), support),
+            start, step_size[None, :], steps, shown,
+        )  # fmt: skip
+
+    def closed(start, step_size, inputs):
+        return descend_linear(start, step_size, steps, inputs, support)
+
+    arguments = tuple(jnp.asarray(value) for value in (start, step_size, inputs))
+    close(closed(*arguments), plain(*arguments), 1e-12)
+    gradients = [
+        jax.jit(jax.grad(lambda *a, f=f: jnp.sum(f(*a)[0] * target), (0, 1, 2)))(*arguments) for f in (plain, closed)
+    ]
+    close(*gradients, 1e-10)
+
+
+def test_no_steps_leave_the_start():
+    start = jnp.ones((3, DIM))
+    end, losses = descend_linear(start, jnp.ones(DIM), 0, make_batch().inputs[None], make_batch())
+    close(end, start)
+    assert losses.shape == (0,)

@@ -1,0 +1,222 @@
+"""Runs that are cut, killed, interrupted and resumed end as if nothing had happened."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from metaleo import data, runs
+from metaleo.checkpoint import load_model, load_tree
+from metaleo.config import Structure, TrainConfig
+from metaleo.errors import BadInput
+from metaleo.runs import Run, model_paths, prepare, read_metrics, resume
+from small import DIM, HYPER, make_metaset
+
+pytestmark = pytest.mark.usefixtures("loose_dtypes")
+CONFIG = TrainConfig(
+    data="features.npz", way=3, shot=1, query=4, steps=12, meta_batch=3, validate_every=4, validation_tasks=10,
+    structure=Structure(learner="meta-sgd", dim=DIM, way=3, finetune_steps=1), hyper=HYPER,
+)  # fmt: skip
+
+
+def nothing(records):
+    """A reporter that keeps quiet."""
+
+
+def train(folder, config=CONFIG, report=nothing):
+    if not (folder / "config.json").exists():
+        prepare(folder, config, overwrite=False)
+    return Run(config, folder, make_metaset()).train(report)
+
+
+def contents(folder):
+    """What a run leaves, down to the last bit (versions and file layout aside)."""
+    files = sorted(folder.glob("*.safetensors"))
+    return [(file.name, file.read_bytes()) for file in files] + [read_metrics(folder / "metrics.jsonl")]
+
+
+def cut_at(step):
+    def report(records):
+        if records[0]["step"] == step:
+            raise KeyboardInterrupt
+
+    return report
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    with jax.numpy_dtype_promotion("standard"):
+        train(folder)
+    return folder
+
+
+@pytest.mark.parametrize("step", [4, 8])
+def test_resuming_gives_exactly_the_same(tmp_path, whole, step):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", report=cut_at(step))
+    train(tmp_path / "run")
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_lines_past_the_saved_state_are_written_once(tmp_path, whole, monkeypatch):
+    """A kill between a report and the next save: the state is older than the metrics, the last line is torn."""
+    monkeypatch.setattr(runs, "REPORT_EVERY", 2)
+    monkeypatch.setattr(runs, "SAVE_SECONDS", 10**6)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", report=cut_at(6))
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 8, "se')
+    train(tmp_path / "run")
+    steps = [record["step"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert steps == [2, 4, 6, 8, 10, 12]
+    assert contents(tmp_path / "run")[:-1] == contents(whole)[:-1]
+
+
+def test_a_stale_model_is_repaired_on_resuming(tmp_path, whole):
+    """A kill between saving the state and saving the model must not lose the better model."""
+    train(tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    train(tmp_path / "run")
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_seeds_side_by_side_are_the_seeds_alone(tmp_path, whole):
+    train(tmp_path / "both", dataclasses.replace(CONFIG, seeds=2))
+    alone = load_model(whole / "model.safetensors")
+    first, second = (load_model(path) for path in model_paths(tmp_path / "both"))
+    assert (first.header["seed"], second.header["seed"]) == (0, 1)
+    for a, b in zip(jax.tree.leaves(first.learner), jax.tree.leaves(alone.learner), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+    assert np.abs(first.learner.step_size - second.learner.step_size).max() > 1e-3
+    assert len(read_metrics(tmp_path / "both" / "metrics.jsonl")) == 2 * 3
+
+
+def test_more_steps_can_be_asked_for(tmp_path, whole):
+    train(tmp_path / "run", dataclasses.replace(CONFIG, steps=8))
+    longer = resume(tmp_path / "run", steps=12)
+    assert longer == CONFIG
+    train(tmp_path / "run", longer)
+    assert (tmp_path / "run/state.safetensors").read_bytes() == (whole / "state.safetensors").read_bytes()
+
+
+def test_early_stopping_ends_the_run(tmp_path):
+    still = dataclasses.replace(HYPER, learning_rate=0.0)
+    state = train(tmp_path / "run", dataclasses.replace(CONFIG, hyper=still, patience=1, steps=100))
+    assert bool(state.stopped.all())
+    assert int(state.step[0]) == 8  # the second validation is no better than the first
+    again = train(tmp_path / "run", dataclasses.replace(CONFIG, hyper=still, patience=1, steps=100))
+    assert int(again.step[0]) == 8
+
+
+def test_persistent_nan_stops_with_a_message(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "HOPELESS", 8)
+    poisoned = dataclasses.replace(CONFIG, hyper=dataclasses.replace(HYPER, l2=float("nan")), steps=100)
+    with pytest.raises(BadInput, match=r"8 meta-gradients were NaN or Inf \(by step 8\)"):
+        train(tmp_path / "run", poisoned)
+    learner = load_model(tmp_path / "run" / "model.safetensors").learner
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(learner))
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert records[-1]["skipped"] == 8
+
+
+def test_later_legs_compile_nothing(tmp_path, compilations_so_far):
+    after_each_leg = []
+    config = dataclasses.replace(CONFIG, steps=20)
+    train(tmp_path / "run", config, lambda records: after_each_leg.append(len(compilations_so_far)))
+    assert len(after_each_leg) == 5
+    assert after_each_leg[1] == after_each_leg[-1]
+
+
+def test_folders_are_guarded(tmp_path):
+    folder = tmp_path / "run"
+    prepare(folder, CONFIG, overwrite=False)
+    with pytest.raises(BadInput, match="--resume or replace it with --overwrite"):
+        prepare(folder, CONFIG, overwrite=False)
+    prepare(folder, CONFIG, overwrite=True)
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").write_text("years of work")
+    with pytest.raises(BadInput, match="not a run folder"):
+        prepare(tmp_path / "precious", CONFIG, overwrite=True)
+    with pytest.raises(BadInput, match="nothing to resume"):
+        resume(tmp_path / "nowhere", None)
+    with pytest.raises(BadInput, match="no model yet"):
+        model_paths(folder)
+    assert resume(folder, None) == CONFIG
+
+
+def command(folder, *flags):
+    """A real process, so that real signals can hit it."""
+    return [
+        sys.executable, "-m", "metaleo.cli", "train", "--data", str(folder / "features.npz"), "--way", "3",
+        "--shot", "1", "--learner", "meta-sgd", "--query", "4", "--meta-batch", "3", "--validate-every", "20",
+        "--validation-tasks", "10", "--finetune-steps", "1", "--patience", "1000000", *flags,
+    ]  # fmt: skip
+
+
+def steps_so_far(folder):
+    return max((record["step"] for record in read_metrics(folder / "metrics.jsonl")), default=0)
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "took too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_save_and_leave(tmp_path, number):
+    data.save(make_metaset(), tmp_path / "features.npz")
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        command(tmp_path, "--steps", "1000000", "--out", str(run)), stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: steps_so_far(run) >= 40)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "metaleo train --resume --out" in errors
+    assert "Traceback" not in errors
+    config = TrainConfig.read(run / "config.json")
+    state = load_tree(run / "state.safetensors", jax.eval_shape(Run(config, run, make_metaset()).start))
+    assert int(state.step[0]) == steps_so_far(run)  # nothing that was reported is lost
+
+
+@pytest.mark.slow
+def test_kill_in_a_loop(tmp_path):
+    """kill -9 at random moments, at least twenty times, then a last resume: the same as a run left in peace."""
+    data.save(make_metaset(), tmp_path / "features.npz")
+    left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
+    steps = ["--steps", "200000", "--validate-every", "1000"]
+    first, later = [*steps, "--out", str(killed)], ["--resume", "--out", str(killed)]
+    dice, kills, flags = random.Random(0), 0, first
+    while kills < 20:
+        process = subprocess.Popen(command(tmp_path, *flags), stderr=subprocess.DEVNULL)
+        before = steps_so_far(killed)
+        wait_for(lambda before=before: steps_so_far(killed) > before)
+        time.sleep(dice.uniform(0, 1.5))
+        assert process.poll() is None, "the run ended before it could be killed often enough: give it more steps"
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+        flags = later
+    reached = steps_so_far(killed) // 1000 * 1000 + 2000
+    for folder, flags in ((killed, ["--resume"]), (left_alone, ["--validate-every", "1000"])):
+        last = [*command(tmp_path, "--out", str(folder)), *flags, "--steps", str(reached)]
+        subprocess.run(last, check=True, stderr=subprocess.DEVNULL)
+    ours, theirs = (read_metrics(folder / "metrics.jsonl") for folder in (killed, left_alone))
+    assert ours == theirs
+    models = [load_model(folder / "model.safetensors") for folder in (killed, left_alone)]
+    for a, b in zip(*(jax.tree.leaves(model.learner) for model in models), strict=True):
+        np.testing.assert_array_equal(a, b)
+    print(json.dumps({"kills": kills, "steps": reached}))
