@@ -6,7 +6,7 @@
 
 Both sides: 5 ways, 15 queries a class, 12 tasks a meta-batch, a linear head without bias on 640 features, 5
 inner steps, second-order meta-gradient, Adam. Losses and meta-gradients are asserted equal before anything is
-timed. PyTorch's side is written in four ways, of which the fastest counts:
+timed. PyTorch's side is written in four ways, TorchOpt's own recipe and three that batch the tasks by hand:
 
     recipe    TorchOpt's documented MAML: `torchopt.MetaSGD` on a module, task after task
     vmap      TorchOpt's functional API, `torch.func.vmap` over the tasks
@@ -181,8 +181,9 @@ def measure(learner: Learner, shot: int, ways: list, threads: list[int], steps: 
         "case": f"{type(learner).__name__}, {shot}-shot",
         "meta_steps_per_second": {name: round(rate, 1) for name, rate in rates.items()},
         "best_of_torchopt": best,
-        "ratio": round(rates["ours"] / rates[best], 2),
-        "ratio_over_rounds": [round(min(ratios), 2), round(max(ratios), 2)],
+        "ratio_to_recipe": round(rates["ours"] / max(rates[n] for n in rates if n.startswith("recipe")), 2),
+        "ratio_to_best": round(rates["ours"] / rates[best], 2),
+        "ratio_to_best_over_rounds": [round(min(ratios), 2), round(max(ratios), 2)],
     }
 
 

@@ -6,11 +6,13 @@ import pickle
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 from metaleo import data
-from metaleo.cli import main
+from metaleo.cli import Train, main
+from metaleo.config import PRESETS
 from small import DIM, make_metaset
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
@@ -81,33 +83,21 @@ def test_train_then_evaluate(here, capsys):
 
 
 @pytest.mark.parametrize("learner", ["maml", "fomaml", "meta-sgd"])
-def test_other_learners_train(here, capsys, learner):
-    main(["train", "--data", "features.npz", "--learner", learner, *SMALL, "--json"])
-    result = json.loads(capsys.readouterr().out)
-    assert result["config"]["structure"]["learner"] == learner
-    assert result["run"] == f"runs/{learner}-3way-1shot"
+def test_other_learners_start_from_their_own_presets(learner):
+    config = Train(learner=learner).resolve(dim=DIM)
+    assert config.structure.learner == learner
+    assert config.structure.finetune_step_size >= 1
+    assert config.structure.init(jax.random.key(0)).start.shape == (5, DIM)
 
 
-def test_presets_and_overrides_are_resolved(here, capsys):
-    main(
-        [
-            "train",
-            "--data",
-            "features.npz",
-            *SMALL,
-            "--preset",
-            "official-mini-5shot",
-            "--kl",
-            "0.5",
-            "--json",
-        ]
-    )
-    config = json.loads(capsys.readouterr().out)["config"]
-    assert config["shot"] == 5
-    assert config["clip"] == "per-tensor"
-    assert config["structure"]["official"] is True
-    assert config["hyper"]["kl"] == 0.5
-    assert config["hyper"]["learning_rate"] == 4.102361e-4
+def test_presets_and_overrides_are_resolved():
+    config = Train(preset="official-mini-5shot", kl=0.5, way=7, latent=32).resolve(dim=DIM)
+    assert (config.shot, config.way, config.clip) == (5, 7, "per-tensor")
+    assert (config.structure.official, config.structure.latent, config.structure.dim) == (True, 32, DIM)
+    assert config.hyper.kl == 0.5
+    assert config.hyper.learning_rate == 4.102361e-4
+    assert Train(shot=5).resolve(dim=DIM).hyper == PRESETS["metaleo-mini-5shot"].hyper
+    assert Train(preset="official-mini-5shot", official=False).resolve(dim=DIM).structure.official is False
 
 
 def test_string_labels_and_unbalanced_classes_work(here, capsys):
@@ -117,9 +107,10 @@ def test_string_labels_and_unbalanced_classes_work(here, capsys):
     features = random.normal(size=(len(labels), DIM))
     order = random.permutation(len(labels))
     np.savez("animals.npz", features=features[order], labels=labels[order], split=split[order])
-    main(["train", "--data", "animals.npz", *SMALL, "--learner", "meta-sgd", "--out", "zoo"])
-    main(["evaluate", "zoo", "--tasks", "5", "--json"])
-    assert 0 <= json.loads(capsys.readouterr().out)["models"][0]["accuracy"] <= 1
+    main(["train", "--data", "animals.npz", *SMALL, "--learner", "fomaml", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["run"] == "runs/fomaml-3way-1shot"
+    assert 0 <= result["seeds"][0]["validation_accuracy"] <= 1
 
 
 ANIMALS = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis"]
