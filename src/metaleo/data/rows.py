@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Float32, Int
 from metaleo.data.metaset import MetaSet
 
 
-def normalise(vectors: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+def normalise(vectors: Float[Array | np.ndarray, "*batch dim"]) -> Float[Array, "*batch dim"]:
     """x / |x|, as the authors' code does before anything else; a zero vector stays zero."""
     squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))

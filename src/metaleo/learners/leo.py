@@ -106,17 +106,16 @@ class LEO(Learner):
             return support_loss(logits, support)
 
         codes = self.encode(support, noise)
+        code = codes.sample(None if noise is None else noise.code)
         if noise is None:
-            code, finetune_inputs = codes.mean, inputs[None]
-            seen = jnp.broadcast_to(inputs @ self.decoder.to_mean.T, (self.latent_steps, len(inputs), code.shape[1]))
+            finetune_inputs = inputs[None]  # one draw serves all steps
+            projected = inputs @ self.decoder.to_mean.T
+            seen = jnp.broadcast_to(projected, (self.latent_steps, *projected.shape))
         else:
             drop_each = jax.vmap(drop, (None, 0, None))
-            code, finetune_inputs = (
-                codes.sample(noise.code),
-                drop_each(inputs, noise.finetune_masks, noise.keep),
-            )
-            dropped = drop_each(inputs, noise.latent_masks, noise.keep)
-            seen = dropped @ self.decoder.to_mean.T, dropped, noise.weights[:-1]
+            finetune_inputs = drop_each(inputs, noise.finetune_masks, noise.keep)
+            latent_inputs = drop_each(inputs, noise.latent_masks, noise.keep)
+            seen = latent_inputs @ self.decoder.to_mean.T, latent_inputs, noise.weights[:-1]
         adapted, latent_losses = descend(latent_loss, code, self.latent_step_size[None, :], self.latent_steps, seen)
         decoded = self.decode(adapted, None if noise is None else noise.weights[-1])
         weights, finetune_losses = descend_linear(
