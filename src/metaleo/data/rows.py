@@ -14,6 +14,7 @@ from metaleo.data.metaset import MetaSet
 
 def normalise(vectors: Float[Array | np.ndarray, "*batch dim"]) -> Float[Array, "*batch dim"]:
     """x / |x|, as the authors' code does before anything else; a zero vector stays zero."""
+    vectors = jnp.asarray(vectors)
     squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
 
