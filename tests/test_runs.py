@@ -16,6 +16,7 @@ import pytest
 from metaleo import data, runs
 from metaleo.checkpoint import load_model, load_tree
 from metaleo.config import Structure, TrainConfig
+from metaleo.data import rows
 from metaleo.errors import BadInput
 from metaleo.runs import Run, model_paths, prepare, read_metrics, resume
 from small import DIM, HYPER, make_metaset
@@ -99,6 +100,21 @@ def test_seeds_side_by_side_are_the_seeds_alone(tmp_path, whole):
         np.testing.assert_allclose(a, b, atol=1e-4)
     assert np.abs(first.learner.step_size - second.learner.step_size).max() > 1e-3
     assert len(read_metrics(tmp_path / "both" / "metrics.jsonl")) == 2 * 3
+
+
+def test_features_left_on_the_disk_train_the_same(tmp_path, whole, monkeypatch):
+    """A file larger than memory: rows are fetched from the map, inside the compiled loop."""
+    monkeypatch.setattr(rows, "memory_bytes", lambda: 0)
+    data.save(make_metaset(), tmp_path / "features.npz")
+    metaset = data.load(tmp_path / "features.npz")
+    prepare(tmp_path / "run", CONFIG, overwrite=False)
+    run = Run(CONFIG, tmp_path / "run", metaset)
+    assert isinstance(run.training.rows, rows.HostRows)
+    assert isinstance(metaset.features, np.memmap)
+    run.train(nothing)
+    ours, theirs = (load_model(folder / "model.safetensors").learner for folder in (tmp_path / "run", whole))
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_more_steps_can_be_asked_for(tmp_path, whole):

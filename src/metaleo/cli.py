@@ -297,7 +297,7 @@ def check_config(config: TrainConfig) -> None:
 def progress_bar() -> Progress:
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=14),
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
         TextColumn("{task.fields[note]}"),
@@ -322,9 +322,9 @@ def train_with_progress(run, name: str):
             speed = (step - clock[1]) / (now - clock[0])
             clock[:] = now, step
             training = records[0]["query_accuracy"]
-            note = f"{speed * len(records):,.0f} steps/s · training {100 * (training or 0):.1f} %"
+            note = f"{speed * len(records):,.0f} steps/s · train {100 * (training or 0):.1f} %"
             if any(best.values()):
-                note += " · best validation " + ", ".join(f"{100 * value:.1f}" for value in best.values()) + " %"
+                note += " · val " + ", ".join(f"{100 * value:.1f}" for value in best.values()) + " %"
             if any(record["skipped"] for record in records):
                 note += f" · [red]{max(record['skipped'] for record in records)} steps skipped (NaN)[/red]"
             progress.update(bar, completed=step, note=note)

@@ -54,11 +54,11 @@ def quickstart(options: "Quickstart", say: Console) -> dict[str, Any]:
     figure = options.out / "learning-curves.png"
     plot_curves(figure, curves, "Meta-training on the embedded sample, 5-way 1-shot")
     say.print(
-        f"models and metrics: {options.out}/leo, {options.out}/meta-sgd · figure: {figure}\n"
-        "next:\n"
-        f"  metaleo evaluate {options.out}/leo --way 10 --shot 5     # the same model, another kind of task\n"
-        "  metaleo train --shot 5                                 # a 5-shot LEO\n"
-        "  metaleo train --data features.npz                      # your own features; see `metaleo train --help`"
+        f"models and metrics: {options.out}/leo, {options.out}/meta-sgd\nfigure: {figure}\n\nnext:\n"
+        f"  metaleo evaluate {options.out}/leo --way 10 --shot 5   # another kind of task\n"
+        "  metaleo train --shot 5                # a 5-shot LEO\n"
+        "  metaleo train --data features.npz     # your own features (metaleo train --help)",
+        soft_wrap=True,
     )
     return {
         "tasks": options.tasks,
