@@ -139,7 +139,7 @@ def test_help_has_examples(command, capsys):
     said = capsys.readouterr().out
     assert "metaleo" in said
     if command:
-        assert f"metaleo {command[0]}" in said
+        assert f"Try:\n  metaleo {command[0]}" in said
 
 
 def test_version(capsys):

@@ -20,6 +20,18 @@ say = Console(stderr=True, highlight=False)
 """For people; standard output is for results."""
 
 
+def flag(metavar: str) -> object:
+    """A flag that may be left out; its help says what then holds."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+Int = Annotated[int | None, flag("N")]
+Float = Annotated[float | None, flag("X")]
+Text = Annotated[str | None, flag("TEXT")]
+Place = Annotated[Path | None, flag("PATH")]
+YesNo = Annotated[bool | None, flag("{True,False}")]
+
+
 @dataclasses.dataclass(frozen=True)
 class Quickstart:
     """See LEO work, in about two minutes on two cores: nothing to download, nothing to configure.
@@ -27,7 +39,8 @@ class Quickstart:
     Meta-trains LEO and Meta-SGD on the miniImageNet features inside this package (5-way 1-shot), tests both and a
     nearest-centroid classifier on the same tasks of unseen classes, and leaves the models and a figure in a folder.
 
-    Example: metaleo quickstart
+    Try:
+      metaleo quickstart
     """
 
     steps: int = 3000
@@ -56,35 +69,35 @@ class Train:
     """Meta-train a learner and keep the best by validation accuracy.
 
     Whatever is not given comes from the preset; without --preset, from the one for this learner and shot. The run
-    folder holds the model, the resolved configuration, the metrics and a figure. Ctrl-C saves and leaves; so does
-    nothing get lost by a kill: --resume goes on to exactly the result of an uninterrupted run.
+    folder holds the model, the resolved configuration, the metrics and a figure. Ctrl-C saves and leaves, and
+    nothing is lost by a kill: --resume goes on to exactly the result of an uninterrupted run.
 
-    Examples:
+    Try:
       metaleo train --shot 5 --out runs/five-shot
       metaleo train --data features.npz --preset paper-mini-1shot --seeds 5
       metaleo train --learner meta-sgd --steps 5000
       metaleo train --resume --out runs/five-shot
     """
 
-    data: str | None = None
+    data: Text = None
     """Feature file (.npz, .safetensors), folder of the authors' pickles, or `sample`, the one in this package."""
-    learner: str | None = None
+    learner: Text = None
     """leo, meta-sgd, maml or fomaml."""
-    preset: str | None = None
+    preset: Text = None
     """Hyper-parameters to start from; a wrong name lists them all."""
-    way: int | None = None
+    way: Int = None
     """Classes per task (5)."""
-    shot: int | None = None
+    shot: Int = None
     """Labelled examples per class (1, or the preset's)."""
-    query: int | None = None
+    query: Int = None
     """Query examples per class in training tasks (15); validation uses all the rest."""
-    steps: int | None = None
+    steps: Int = None
     """Meta-steps at most (100,000)."""
-    seed: int | None = None
+    seed: Int = None
     """Of everything random (0)."""
-    seeds: int | None = None
+    seeds: Int = None
     """Train this many seeds, from --seed on, side by side (1)."""
-    out: Path | None = None
+    out: Place = None
     """Run folder (runs/<learner>-<way>way-<shot>shot)."""
     resume: bool = False
     """Go on with the run in --out; its own configuration holds, except for --steps."""
@@ -93,44 +106,44 @@ class Train:
     json: bool = False
     """Print the result as JSON on standard output."""
 
-    train_on: Literal["train", "train+val"] | None = None
+    train_on: Annotated[Literal["train", "train+val"] | None, flag("{train,train+val}")] = None
     """Classes to learn from; train+val is the paper's last stage (train)."""
-    meta_batch: int | None = None
+    meta_batch: Int = None
     """Tasks per meta-step (12)."""
-    validate_every: int | None = None
+    validate_every: Int = None
     """Meta-steps between validations (1000)."""
-    validation_tasks: int | None = None
+    validation_tasks: Int = None
     """Tasks per validation (1000)."""
-    patience: int | None = None
+    patience: Int = None
     """Validations without a better one before the run stops early (20)."""
-    clip: Clip | None = None
+    clip: Annotated[Clip | None, flag("{global,per-tensor}")] = None
     """Clip the norm of the whole meta-gradient (global: the paper) or of each tensor (per-tensor: its code)."""
 
-    learning_rate: float | None = None
+    learning_rate: Float = None
     """η: Adam's step in the outer loop."""
-    kl: float | None = None
+    kl: Float = None
     """β: weight of the KL term."""
-    encoder_penalty: float | None = None
+    encoder_penalty: Float = None
     """γ: weight of the pull of codes to adapted codes."""
-    l2: float | None = None
+    l2: Float = None
     """λ₁: weight of the L2 term."""
-    orthogonality: float | None = None
+    orthogonality: Float = None
     """λ₂: weight of the decoder's orthogonality term."""
-    keep: float | None = None
+    keep: Float = None
     """p_keep: probability that dropout keeps a feature."""
 
-    latent: int | None = None
+    latent: Int = None
     """Size of a code (64)."""
-    latent_steps: int | None = None
+    latent_steps: Int = None
     """Gradient steps on the codes (5)."""
-    finetune_steps: int | None = None
+    finetune_steps: Int = None
     """Gradient steps on the weights (5)."""
-    latent_step_size: float | None = None
+    latent_step_size: Float = None
     """Where the learned step sizes for codes start (1)."""
-    finetune_step_size: float | None = None
+    finetune_step_size: Float = None
     """Where the learned step sizes for weights start; MAML's step size."""
 
-    official: bool | None = None
+    official: YesNo = None
     """LEO's scales and KL estimate exactly as in the authors' code, or not (the preset's; see docs/deviations.md)."""
 
     def given(self, kind: type) -> dict[str, object]:
@@ -208,7 +221,7 @@ class Evaluate:
 
     The same seed gives the same tasks to every model. With several seeds in a run, each is tested.
 
-    Examples:
+    Try:
       metaleo evaluate runs/leo-5way-1shot
       metaleo evaluate runs/leo-5way-1shot --tasks 50000 --json
       metaleo evaluate model.safetensors --data other.npz --way 10 --shot 3
@@ -218,19 +231,19 @@ class Evaluate:
     """Run folder, or a model file."""
     tasks: int = 10_000
     """Test tasks (the paper: 50,000)."""
-    data: str | None = None
+    data: Text = None
     """Features to test on (those that the model was trained with)."""
     split: Literal["train", "val", "test"] = "test"
     """Classes to test on."""
-    way: int | None = None
+    way: Int = None
     """Classes per task (as in training)."""
-    shot: int | None = None
+    shot: Int = None
     """Labelled examples per class (as in training)."""
-    query: int | None = None
+    query: Int = None
     """Query examples per class (all the rest)."""
     seed: int = 0
     """Which tasks."""
-    per_task: Path | None = None
+    per_task: Place = None
     """Also write every task's accuracy and NLL to this CSV file."""
     json: bool = False
     """Print the results as JSON on standard output."""
