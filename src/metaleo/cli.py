@@ -163,6 +163,8 @@ class Train:
         if structure.learner != learner:
             structure = dataclasses.replace(find_preset(None, learner, self.shot).structure, learner=learner)
         given = self.given(TrainConfig)
+        if self.data not in (None, "sample"):
+            given["data"] = str(Path(str(self.data)).resolve())  # so that a run can be resumed from anywhere
         config = TrainConfig(**{"shot": preset.shot, "clip": preset.clip, **given})  # type: ignore[arg-type]
         changes = {"learner": learner, "dim": dim, "way": config.way}
         config = dataclasses.replace(
@@ -195,7 +197,7 @@ class Train:
             runs.prepare(folder, config, self.overwrite)
         say.print(f"{config.data}: {metaset.describe()}")
         say.print(f"{config.structure.learner}, {config.way}-way {config.shot}-shot → {folder}")
-        title = f"{config.structure.learner}, {config.way}-way {config.shot}-shot, {config.data}"
+        title = f"{config.structure.learner}, {config.way}-way {config.shot}-shot, {Path(config.data).name}"
         state = train_with_progress(run, config.structure.learner)
         plot_curves(
             folder / "curves.png",

@@ -187,7 +187,8 @@ class Run:
                     info = info | {"validation_accuracy": accuracy}
                 records = self.records(state, info, stopped_before)
                 log.write(records)
-                if validated or asked_to_stop or time.monotonic() - self._saved_at > SAVE_SECONDS:
+                stopping = bool(asked_to_stop)  # a signal after this line waits for the next save
+                if validated or stopping or time.monotonic() - self._saved_at > SAVE_SECONDS:
                     self.save(state)
                 if validated:
                     self.save_models(state)
@@ -197,7 +198,7 @@ class Run:
                         f"the last {HOPELESS} meta-gradients were NaN or Inf (by step {step}); the weights are intact, "
                         "but nothing is learned any more: lower --learning-rate or check the data"
                     )
-                if asked_to_stop:
+                if stopping:
                     raise Interrupted
         return state
 
