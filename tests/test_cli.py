@@ -42,7 +42,7 @@ def fails(capsys, *arguments):
 
 
 def test_train_then_evaluate(here, capsys):
-    main(["train", "--data", "features.npz", *SMALL, "--seeds", "2", "--out", "run", "--json"])
+    main(["train", "--data", "features.npz", "--learner", "meta-sgd", *SMALL, "--seeds", "2", "--out", "run", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert [seed["step"] for seed in result["seeds"]] == [4, 4]
     names = {path.name for path in (here / "run").iterdir()}
@@ -179,6 +179,8 @@ def test_wrong_feature_size(here, capsys):
     said = fails(capsys, "evaluate", "run", "--data", "wide.npz")
     assert f"wide.npz has {DIM + 1} numbers per example" in said
     assert f"trained on {DIM}" in said
+    assert "--way must be at least 2, not 0" in fails(capsys, "evaluate", "run", "--way", "0")
+    assert "--shot must be at least 1, not 0" in fails(capsys, "evaluate", "run", "--shot", "0")
 
 
 def test_too_few_classes(here, capsys):

@@ -79,11 +79,13 @@ class Golden:
         steps = self.leo.latent_steps, self.leo.finetune_steps
         kept = [jnp.ones((n, way * shot, dim), bool) for n in (1, *steps)]
         code, weights = self["noise_latent"][t][:, 0], self["noise_weights"][t][:, :, 0]
-        return Noise(code, weights, kept[0][0], kept[1], kept[2], 1.0)
+        return Noise(code, weights, kept[0][0], kept[1], kept[2], jnp.ones(()))
 
     def mean_over_tasks(self, function):
-        tasks = range(len(self.numbers["support_x"]))
-        return sum(function(self.task(t), self.noise(t)) for t in tasks) / len(tasks)
+        """Of a function of (task, noise); all tasks at once."""
+        every = [(self.task(t), self.noise(t)) for t in range(len(self.numbers["support_x"]))]
+        tasks, noises = jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
+        return jax.vmap(function)(tasks, noises).mean()
 
 
 @jax.jit

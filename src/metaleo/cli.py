@@ -269,7 +269,8 @@ class Evaluate:
                 f"{source} has {metaset.dim} numbers per example, but "
                 f"{paths[0]} was trained on {models[0].structure.dim}"
             )
-        way, shot = self.way or trained.way, self.shot or trained.shot
+        way = trained.way if self.way is None else self.way
+        shot = trained.shot if self.shot is None else self.shot
         episodes = Episodes.over(metaset.subset(self.split), way, shot, self.query, place(metaset))
         scores = {}
         for path, model in zip(paths, models, strict=True):
