@@ -131,6 +131,7 @@ def test_runs_side_by_side_are_the_runs_alone(episodes):
         close(accuracies[index], accuracy, 1e-3)
 
 
+@pytest.mark.slow
 def test_training_learns(episodes):
     """A moment of meta-training on a toy problem beats the start, on classes never seen."""
     optimiser = outer_loop.make_optimiser()

@@ -69,6 +69,7 @@ def test_resuming_gives_exactly_the_same(tmp_path, whole, step):
     assert contents(tmp_path / "run") == contents(whole)
 
 
+@pytest.mark.slow
 def test_lines_past_the_saved_state_are_written_once(tmp_path, whole, monkeypatch):
     """A kill between a report and the next save: the state is older than the metrics, the last line is torn."""
     monkeypatch.setattr(runs, "REPORT_EVERY", 2)
@@ -91,6 +92,7 @@ def test_a_stale_model_is_repaired_on_resuming(tmp_path, whole):
     assert contents(tmp_path / "run") == contents(whole)
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_are_the_seeds_alone(tmp_path, whole):
     train(tmp_path / "both", dataclasses.replace(CONFIG, seeds=2))
     alone = load_model(whole / "model.safetensors")
@@ -190,7 +192,7 @@ def wait_for(condition, seconds=120):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_signals_save_and_leave(tmp_path, number):
     data.save(make_metaset(), tmp_path / "features.npz")
     run = tmp_path / "run"
