@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from metaleo import data
-from metaleo.cli import Train, main
+from metaleo.cli import main
+from metaleo.cli.train import Train
 from metaleo.config import PRESETS
 from small import DIM, make_metaset
 

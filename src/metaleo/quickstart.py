@@ -8,7 +8,8 @@ from rich.console import Console
 
 from metaleo import data
 from metaleo.checkpoint import load_model
-from metaleo.cli import Train, print_reports, score_with_progress, train_with_progress
+from metaleo.cli.common import print_reports, score_with_progress, train_with_progress
+from metaleo.cli.train import Train
 from metaleo.data.rows import place
 from metaleo.evaluation import summarise
 from metaleo.figures import plot_curves
@@ -17,7 +18,7 @@ from metaleo.runs import Run, prepare, read_metrics
 from metaleo.tasks import Episodes
 
 if TYPE_CHECKING:
-    from metaleo.cli import Quickstart
+    from metaleo.cli.quickstart import Quickstart
 
 
 def quickstart(options: "Quickstart", say: Console) -> dict[str, Any]:

@@ -1,0 +1,42 @@
+"""The command line: `metaleo quickstart`, `metaleo train`, `metaleo evaluate`; a file per command."""
+
+import sys
+from typing import Annotated
+
+import tyro
+
+from metaleo import __version__
+from metaleo.cli.common import say
+from metaleo.cli.evaluate import Evaluate
+from metaleo.cli.quickstart import Quickstart
+from metaleo.cli.train import Train
+from metaleo.errors import BadInput
+
+Command = (
+    Annotated[Quickstart, tyro.conf.subcommand("quickstart")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: one line and exit code 2 for bad input, 130 when interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments in (["--version"], ["-V"]):
+        print(f"metaleo {__version__}")
+        return
+    from metaleo.runs import Interrupted
+
+    command = tyro.cli(
+        Command,  # type: ignore[arg-type]
+        prog="metaleo",
+        description="Meta-learning with Latent Embedding Optimization (LEO).",
+        args=arguments,
+    )
+    try:
+        command.run()
+    except BadInput as error:
+        say.print(f"metaleo: {error}", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except Interrupted:
+        sys.exit(130)

@@ -1,0 +1,101 @@
+"""What the commands share: flags, progress bars, tables."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+say = Console(stderr=True, highlight=False)
+"""For people; standard output is for results."""
+
+
+def flag(metavar: str) -> object:
+    """A flag that may be left out; its help says what then holds."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+Int = Annotated[int | None, flag("N")]
+Float = Annotated[float | None, flag("X")]
+Text = Annotated[str | None, flag("TEXT")]
+Place = Annotated[Path | None, flag("PATH")]
+YesNo = Annotated[bool | None, flag("{True,False}")]
+
+
+def progress_bar() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=14),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[note]}"),
+    )
+    return Progress(*columns, console=say)
+
+
+def train_with_progress(run, name: str):
+    """Train, with a live bar: speed, accuracy on training tasks, best validation accuracy so far."""
+    from metaleo import runs
+
+    best = dict.fromkeys(run.seeds, 0.0)
+    with progress_bar() as progress:
+        bar = progress.add_task(name, total=run.config.steps, note="compiling …")
+        clock = [time.monotonic(), 0]
+
+        def report(records):
+            step = records[0]["step"]
+            for record in records:
+                best[record["seed"]] = max(best[record["seed"]], record.get("validation_accuracy") or 0)
+            now = time.monotonic()
+            speed = (step - clock[1]) / (now - clock[0])
+            clock[:] = now, step
+            training = records[0]["query_accuracy"]
+            note = f"{speed * len(records):,.0f} steps/s · train {100 * (training or 0):.1f} %"
+            if any(best.values()):
+                note += " · val " + ", ".join(f"{100 * value:.1f}" for value in best.values()) + " %"
+            if any(record["skipped"] for record in records):
+                note += f" · [red]{max(record['skipped'] for record in records)} steps skipped (NaN)[/red]"
+            progress.update(bar, completed=step, note=note)
+
+        try:
+            state = run.train(report)
+        except runs.Interrupted:
+            progress.stop()
+            say.print(f"stopped and saved; go on with:\n  metaleo train --resume --out {run.folder}")
+            raise
+        if bool(state.stopped.all()):
+            progress.update(bar, total=int(state.step.max()))
+    return state
+
+
+def score_with_progress(learner, episodes, seed: int, tasks: int, name: str):
+    from metaleo.evaluation import evaluate
+
+    with progress_bar() as progress:
+        bar = progress.add_task(name, total=tasks, note="")
+        return evaluate(learner, episodes, seed, tasks, lambda done: progress.update(bar, completed=done))
+
+
+def print_reports(title: str, reports: dict) -> None:
+    import statistics
+
+    table = Table(title=title, title_justify="left")
+    for column in ("", "accuracy (95 %)", "NLL", "calibration error"):
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    for name, report in reports.items():
+        table.add_row(
+            name,
+            f"{100 * report.accuracy:.2f} ± {100 * report.accuracy_interval:.2f} %",
+            f"{report.nll:.3f} ± {report.nll_interval:.3f}",
+            f"{100 * report.calibration_error:.1f} %",
+        )
+    say.print(table)
+    if len(reports) > 1 and all(name.startswith("seed ") for name in reports):
+        accuracies = [100 * report.accuracy for report in reports.values()]
+        say.print(
+            f"over {len(accuracies)} seeds: {statistics.mean(accuracies):.2f} ± {statistics.stdev(accuracies):.2f} % "
+            "(mean ± standard deviation)"
+        )

@@ -1,0 +1,182 @@
+"""`metaleo train`."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from metaleo.cli.common import Float, Int, Place, Text, YesNo, flag, say, train_with_progress
+from metaleo.config import LEARNERS, PRESETS, Clip, TrainConfig, find_preset
+from metaleo.errors import BadInput
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Meta-train a learner and keep the best by validation accuracy.
+
+    Whatever is not given comes from the preset; without --preset, from the one for this learner and shot. The run
+    folder holds the model, the resolved configuration, the metrics and a figure. Ctrl-C saves and leaves, and
+    nothing is lost by a kill: --resume goes on to exactly the result of an uninterrupted run.
+
+    Try:
+      metaleo train --shot 5 --out runs/five-shot
+      metaleo train --data features.npz --preset paper-mini-1shot --seeds 5
+      metaleo train --learner meta-sgd --steps 5000
+      metaleo train --resume --out runs/five-shot
+    """
+
+    data: Text = None
+    """Feature file (.npz, .safetensors), folder of the authors' pickles, or `sample`, the one in this package."""
+    learner: Text = None
+    """leo, meta-sgd, maml or fomaml."""
+    preset: Text = None
+    """Hyper-parameters to start from; a wrong name lists them all."""
+    way: Int = None
+    """Classes per task (5)."""
+    shot: Int = None
+    """Labelled examples per class (1, or the preset's)."""
+    query: Int = None
+    """Query examples per class in training tasks (15); validation uses all the rest."""
+    steps: Int = None
+    """Meta-steps at most (100,000)."""
+    seed: Int = None
+    """Of everything random (0)."""
+    seeds: Int = None
+    """Train this many seeds, from --seed on, side by side (1)."""
+    out: Place = None
+    """Run folder (runs/<learner>-<way>way-<shot>shot)."""
+    resume: bool = False
+    """Go on with the run in --out; its own configuration holds, except for --steps."""
+    overwrite: bool = False
+    """Replace the run in --out."""
+    json: bool = False
+    """Print the result as JSON on standard output."""
+
+    train_on: Annotated[Literal["train", "train+val"] | None, flag("{train,train+val}")] = None
+    """Classes to learn from; train+val is the paper's last stage (train)."""
+    meta_batch: Int = None
+    """Tasks per meta-step (12)."""
+    validate_every: Int = None
+    """Meta-steps between validations (1000)."""
+    validation_tasks: Int = None
+    """Tasks per validation (1000)."""
+    patience: Int = None
+    """Validations without a better one before the run stops early (20)."""
+    clip: Annotated[Clip | None, flag("{global,per-tensor}")] = None
+    """Clip the norm of the whole meta-gradient (global: the paper) or of each tensor (per-tensor: its code)."""
+
+    learning_rate: Float = None
+    """η: Adam's step in the outer loop."""
+    kl: Float = None
+    """β: weight of the KL term."""
+    encoder_penalty: Float = None
+    """γ: weight of the pull of codes to adapted codes."""
+    l2: Float = None
+    """λ₁: weight of the L2 term."""
+    orthogonality: Float = None
+    """λ₂: weight of the decoder's orthogonality term."""
+    keep: Float = None
+    """p_keep: probability that dropout keeps a feature."""
+
+    latent: Int = None
+    """Size of a code (64)."""
+    latent_steps: Int = None
+    """Gradient steps on the codes (5)."""
+    finetune_steps: Int = None
+    """Gradient steps on the weights (5)."""
+    latent_step_size: Float = None
+    """Where the learned step sizes for codes start (1)."""
+    finetune_step_size: Float = None
+    """Where the learned step sizes for weights start; MAML's step size."""
+
+    official: YesNo = None
+    """LEO's scales and KL estimate exactly as in the authors' code, or not (the preset's; see docs/deviations.md)."""
+
+    def given(self, kind: type) -> dict[str, object]:
+        """The flags that were given, of those that this record has."""
+        names = {field.name for field in dataclasses.fields(kind)}
+        return {name: value for name, value in vars(self).items() if name in names and value is not None}
+
+    def resolve(self, dim: int) -> TrainConfig:
+        """The whole configuration: defaults, then the preset, then what was given."""
+        learner = self.learner or (PRESETS[self.preset].structure.learner if self.preset in PRESETS else "leo")
+        if learner not in LEARNERS:
+            raise BadInput(f"unknown learner {learner!r}; known are {', '.join(LEARNERS)}")
+        if learner == "nearest-centroid":
+            raise BadInput("nearest-centroid has nothing to learn; `metaleo quickstart` shows how it does")
+        preset = find_preset(self.preset, learner, self.shot)
+        structure = preset.structure
+        if structure.learner != learner:
+            structure = dataclasses.replace(find_preset(None, learner, self.shot).structure, learner=learner)
+        given = self.given(TrainConfig)
+        if self.data not in (None, "sample"):
+            given["data"] = str(Path(str(self.data)).resolve())  # so that a run can be resumed from anywhere
+        config = TrainConfig(**{"shot": preset.shot, "clip": preset.clip, **given})  # type: ignore[arg-type]
+        changes = {"learner": learner, "dim": dim, "way": config.way}
+        config = dataclasses.replace(
+            config,
+            structure=dataclasses.replace(structure, **{**self.given(type(structure)), **changes}),  # type: ignore[arg-type]
+            hyper=dataclasses.replace(preset.hyper, **self.given(type(preset.hyper))),  # type: ignore[arg-type]
+        )
+        check_config(config)
+        return config
+
+    def run(self) -> None:
+        from metaleo import data, runs
+        from metaleo.figures import plot_curves
+
+        if self.resume and self.overwrite:
+            raise BadInput("--resume keeps a run and --overwrite replaces it; give one of them")
+        if self.resume:
+            if self.out is None:
+                raise BadInput("--resume needs --out, the run to go on with")
+            folder = self.out
+            config = runs.resume(folder, self.steps)
+            metaset = data.load(config.data)
+        else:
+            metaset = data.load(self.data or "sample")
+            config = self.resolve(metaset.dim)
+            default = f"runs/{config.structure.learner}-{config.way}way-{config.shot}shot"
+            folder = self.out or Path(default)
+        run = runs.Run(config, folder, metaset)  # bad data says so before the folder is touched
+        if not self.resume:
+            runs.prepare(folder, config, self.overwrite)
+        say.print(f"{config.data}: {metaset.describe()}")
+        say.print(f"{config.structure.learner}, {config.way}-way {config.shot}-shot → {folder}")
+        title = f"{config.structure.learner}, {config.way}-way {config.shot}-shot, {Path(config.data).name}"
+        state = train_with_progress(run, config.structure.learner)
+        plot_curves(
+            folder / "curves.png",
+            {config.structure.learner: runs.read_metrics(folder / "metrics.jsonl")},
+            title,
+        )
+        best = [100 * float(accuracy) for accuracy in state.best_accuracy]
+        shown = ", ".join(f"{accuracy:.2f} %" for accuracy in best)
+        say.print(f"best validation accuracy {shown}; test it with:\n  metaleo evaluate {folder}")
+        if self.json:
+            fields = ("best_step", "skipped", "step")
+            per_seed = [
+                {"seed": seed, "validation_accuracy": best[i] / 100}
+                | {name: int(getattr(state, name)[i]) for name in fields}
+                for i, seed in enumerate(run.seeds)
+            ]
+            print(json.dumps({"run": str(folder), "config": config.to_json(), "seeds": per_seed}, indent=2))
+
+
+def check_config(config: TrainConfig) -> None:
+    """Numbers that make no sense, in one line each."""
+    for name in ("steps", "seeds", "meta_batch", "validate_every", "validation_tasks", "patience"):
+        if getattr(config, name) < 1:
+            raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {getattr(config, name)}")
+    for name in ("latent_steps", "finetune_steps"):
+        if getattr(config.structure, name) < 0:
+            raise BadInput(f"--{name.replace('_', '-')} cannot be negative")
+    if config.structure.latent < 1:
+        raise BadInput(f"--latent must be at least 1, not {config.structure.latent}")
+    for name, value in vars(config.hyper).items():
+        if not 0 <= value < float("inf"):
+            raise BadInput(f"--{name.replace('_', '-')} must be a finite number of at least 0, not {value}")
+    if not 1 / 256 <= config.hyper.keep <= 1:
+        raise BadInput(f"--keep is a probability above 1/256, not {config.hyper.keep}")
+    if config.seed < 0:
+        raise BadInput(f"--seed cannot be negative, not {config.seed}")
