@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from metaleo.config import LEARNERS as LEARNERS
 from metaleo.config import Structure
 from metaleo.data.metaset import MetaSet
 from metaleo.learners import Hyper
@@ -12,7 +13,6 @@ from metaleo.tasks.task import labelled
 
 DIM = 8
 HYPER = Hyper(learning_rate=1e-2, kl=0.1, encoder_penalty=0.1, l2=1e-3, orthogonality=0.1, keep=0.8)
-LEARNERS = ("leo", "maml", "fomaml", "meta-sgd", "nearest-centroid")
 
 
 def make_learner(name="leo", way=3, seed=0, **changes):
@@ -21,6 +21,12 @@ def make_learner(name="leo", way=3, seed=0, **changes):
     steps = {"latent_step_size": 0.5, "finetune_step_size": 0.3}
     structure = Structure(**{"learner": name, "dim": DIM, "way": way, **sizes, **steps, **changes})
     return structure.init(jax.random.key(seed))
+
+
+def shake(learner, size=0.3, seed=0):
+    """The same learner away from its symmetric start, as after some training."""
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: leaf + jnp.asarray(size * random.normal(size=leaf.shape), leaf.dtype), learner)
 
 
 def make_batch(seed=0, counts=(2, 2, 2)):

@@ -6,12 +6,50 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from metaleo.errors import BadInput
-from metaleo.learners import LEO, MAML, Hyper, Learner, MetaSGD, NearestCentroid
+from metaleo.learners import (
+    CL2N,
+    LEO,
+    MAML,
+    Hyper,
+    Learner,
+    LogisticRegression,
+    MatchingNet,
+    MetaSGD,
+    NearestCentroid,
+    PrototypicalNet,
+    RelationNetwork,
+    Reptile,
+    RidgeRegression,
+)
 
-LEARNERS = ("leo", "maml", "fomaml", "meta-sgd", "nearest-centroid")
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "leo": {},
+    "leo-no-finetuning": {"finetune_steps": 0},
+    "leo-deterministic": {"stochastic": False},
+    "leo-random-prior": {"random_prior": True},
+    "leo-generator-finetuned": {"latent_steps": 0},
+    "leo-generator": {"latent_steps": 0, "finetune_steps": 0},
+}
+"""LEO and the paper's ablations of it (Table 2): what each switches."""
+LEARNERS = (
+    *ABLATIONS,
+    "maml",
+    "fomaml",
+    "meta-sgd",
+    "reptile",
+    "prototypical",
+    "matching",
+    "relation",
+    "ridge",
+    "nearest-centroid",
+    "cl2n",
+    "logistic-regression",
+)
+UNTRAINED = ("nearest-centroid", "cl2n", "logistic-regression")
+"""Learners with nothing to meta-train."""
 Clip = Literal["global", "per-tensor"]
 
 
@@ -30,9 +68,9 @@ class Structure:
     """Gradient steps on the codes."""
     finetune_steps: int = 5
     """Gradient steps on the weights: LEO's last ones, all of MAML's and Meta-SGD's."""
-    latent_step_size: float = 1.0
+    latent_step_size: float | Float[Array, "*runs"] = 1.0
     """Where the learned step sizes for codes start."""
-    finetune_step_size: float = 0.001
+    finetune_step_size: float | Float[Array, "*runs"] = 0.001
     """Where the learned step sizes for weights start; for MAML the step size itself."""
     official: bool = False
     """LEO's scales and KL estimate exactly as in the authors' code."""
@@ -41,25 +79,38 @@ class Structure:
         """A fresh learner."""
         steps = {"way": self.way, "step_size": self.finetune_step_size, "num_steps": self.finetune_steps}
         match self.learner:
-            case "leo":
-                return LEO.init(
-                    key,
-                    self.dim,
-                    latent=self.latent,
-                    latent_steps=self.latent_steps,
-                    finetune_steps=self.finetune_steps,
-                    latent_step_size=self.latent_step_size,
-                    finetune_step_size=self.finetune_step_size,
-                    official=self.official,
-                )
+            case name if name in ABLATIONS:
+                settings = {
+                    "latent": self.latent,
+                    "latent_steps": self.latent_steps,
+                    "finetune_steps": self.finetune_steps,
+                    "latent_step_size": self.latent_step_size,
+                    "finetune_step_size": self.finetune_step_size,
+                    "official": self.official,
+                }
+                return LEO.init(key, self.dim, **{**settings, **ABLATIONS[name]})
             case "maml":
                 return MAML.init(key, self.dim, **steps)
             case "fomaml":
                 return MAML.init(key, self.dim, first_order=True, **steps)
             case "meta-sgd":
                 return MetaSGD.init(key, self.dim, **steps)
+            case "reptile":
+                return Reptile.init(key, self.dim, **steps)
+            case "prototypical":
+                return PrototypicalNet.init(key, self.dim)
+            case "matching":
+                return MatchingNet.init(key, self.dim)
+            case "relation":
+                return RelationNetwork.init(key, self.dim, hidden=2 * self.latent)  # as in LEO's relation net
+            case "ridge":
+                return RidgeRegression.init(key, self.dim)
             case "nearest-centroid":
                 return NearestCentroid()
+            case "cl2n":
+                return CL2N.init(key, self.dim)
+            case "logistic-regression":
+                return LogisticRegression()
         raise BadInput(f"unknown learner {self.learner!r}; known are {', '.join(LEARNERS)}")
 
     def blank(self) -> Learner:
@@ -205,14 +256,24 @@ PRESETS: dict[str, Preset] = {
         Hyper(2e-3, kl=0.0, encoder_penalty=0.0, l2=5e-5, orthogonality=0.0, keep=0.4),
         Structure(learner="maml", finetune_step_size=2.0),
     ),
+    "embedding": Preset(
+        "a few trials on the embedded sample, for learners that learn an embedding of the features",
+        1,
+        Hyper(3e-4, kl=0.0, encoder_penalty=0.0, l2=1e-3, orthogonality=0.0, keep=0.5),
+        Structure(learner="ridge"),
+    ),
 }
 
 
 def find_preset(name: str | None, learner: str, shot: int | None) -> Preset:
-    """The preset of this name; without one, the one for this learner and shot."""
+    """The preset of this name, or in this file; without a name, the one for this learner and shot."""
+    if name is not None and name.endswith(".json"):
+        found = TrainConfig.read(Path(name))
+        return Preset(name, found.shot, found.hyper, found.structure, found.clip)
     if name is None:
         few = "1shot" if (shot or 1) < 5 else "5shot"
-        name = {"leo": f"metaleo-mini-{few}", "meta-sgd": "meta-sgd"}.get(learner, "maml")
+        own = {"meta-sgd": "meta-sgd", "maml": "maml", "fomaml": "maml", "reptile": "maml"}
+        name = f"metaleo-mini-{few}" if learner in ABLATIONS else own.get(learner, "embedding")
     if name not in PRESETS:
-        raise BadInput(f"unknown preset {name!r}; known are {', '.join(PRESETS)}")
+        raise BadInput(f"unknown preset {name!r}; known are {', '.join(PRESETS)}, and best.json of a search")
     return PRESETS[name]

@@ -10,8 +10,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
 
 from metaleo.evaluation import mean_accuracy
 from metaleo.learners.learner import Hyper, Info, Learner
@@ -34,12 +35,12 @@ class RunState(eqx.Module):
     """Set by early stopping: from then on the state stays as it is."""
 
     @property
-    def skipped(self) -> Int[Array, ""]:
+    def skipped(self) -> Int[Array | np.ndarray, "*runs"]:
         """Meta-steps not taken because their gradient was not finite."""
         return self.optimiser.total_notfinite
 
     @property
-    def skipped_in_a_row(self) -> Int[Array, ""]:
+    def skipped_in_a_row(self) -> Int[Array | np.ndarray, "*runs"]:
         return self.optimiser.notfinite_count
 
 
@@ -70,6 +71,7 @@ def as_tree(learner: Learner) -> Any:
 
 def start(learner: Learner, optimiser: optax.GradientTransformation) -> RunState:
     """The state before the first step."""
+    learner = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), learner)  # no weak types: they compile twice
     zero = jnp.zeros((), jnp.int32)
     return RunState(
         learner,
@@ -82,7 +84,9 @@ def start(learner: Learner, optimiser: optax.GradientTransformation) -> RunState
     )
 
 
-def meta_gradient(learner: Learner, tasks: PyTree, hyper: Hyper, keys: PRNGKeyArray) -> tuple[Learner, Info]:
+def meta_gradient(
+    learner: Learner, tasks: PyTree, hyper: Hyper, keys: Key[Array, " task"]
+) -> tuple[Learner, dict[str, Float[Array, " task"]]]:
     """∇φ of the mean loss over a meta-batch of tasks, and the diagnostics of each."""
 
     def mean_loss(learner):

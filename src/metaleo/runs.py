@@ -9,7 +9,6 @@ RUN/curves.png           accuracy over meta-steps
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import shutil
@@ -22,21 +21,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 from metaleo import data, outer_loop
 from metaleo.checkpoint import load_tree, save_model, save_tree
-from metaleo.compiling import compiled
-from metaleo.config import Clip, TrainConfig
+from metaleo.config import TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.data.rows import place
 from metaleo.errors import BadInput
 from metaleo.files import write_text
 from metaleo.outer_loop import RunState
+from metaleo.population import (
+    advancer,
+    any_host,
+    everywhere,
+    fetch,
+    is_first_host,
+    lanes_for,
+    meet,
+    report_every,
+    spread,
+    validator,
+)
 from metaleo.tasks.episodes import Episodes
 
-REPORT_EVERY = 100
-"""Meta-steps between reports, at most: also how long Ctrl-C may take."""
 SAVE_SECONDS = 2.0
 """Least time between two saves of the state."""
 HOPELESS = 100
@@ -51,6 +58,8 @@ class Interrupted(Exception):
 
 def prepare(folder: Path, config: TrainConfig, overwrite: bool) -> None:
     """Claim a folder for a new run, and write down its configuration."""
+    if not is_first_host():
+        return
     config_path = folder / "config.json"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not overwrite:
@@ -69,45 +78,13 @@ def resume(folder: Path, steps: int | None) -> TrainConfig:
     config = TrainConfig.read(config_path)
     if steps is not None and steps != config.steps:
         config = dataclasses.replace(config, steps=steps)
-        write_text(config_path, json.dumps(config.to_json(), indent=2) + "\n")
+        if is_first_host():
+            write_text(config_path, json.dumps(config.to_json(), indent=2) + "\n")
     return config
 
 
-@functools.cache
-def advancer(seeds: int, num_steps: int, meta_batch: int, clip: Clip) -> Callable[..., Any]:
-    """`outer_loop.advance` for all seeds at once, compiled; nearly always for one and the same number of steps."""
-    advance = functools.partial(
-        outer_loop.advance,
-        optimiser=outer_loop.make_optimiser(clip),
-        meta_batch=meta_batch,
-        num_steps=num_steps,
-    )
-    return compiled(over_seeds(advance, seeds, (0, None, 0, None)), donate_argnums=0)
-
-
-@functools.cache
-def validator(seeds: int, num_tasks: int) -> Callable[..., Any]:
-    """`outer_loop.validate` for all seeds at once, compiled."""
-    validate = functools.partial(outer_loop.validate, num_tasks=num_tasks)
-    return compiled(over_seeds(validate, seeds, (0, None, None, None)), donate_argnums=0)
-
-
-def over_seeds(function: Callable[..., Any], seeds: int, axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """`jax.vmap`, without the cost of an axis of length one where there is a single seed."""
-    if seeds > 1:
-        return jax.vmap(function, axes)
-
-    def single(*arguments: PyTree) -> PyTree:
-        def pick(axis, argument):
-            return argument if axis is None else jax.tree.map(lambda leaf: leaf[0], argument)
-
-        return jax.tree.map(lambda leaf: leaf[None], function(*map(pick, axes, arguments)))
-
-    return single
-
-
 class Run:
-    """One run of `config.seeds` seeds, trained side by side as a `vmap`."""
+    """One run of `config.seeds` seeds, trained side by side."""
 
     def __init__(self, config: TrainConfig, folder: Path, metaset: MetaSet | None = None):
         self.config, self.folder = config, folder
@@ -117,20 +94,19 @@ class Run:
         if metaset.subset(config.train_on).counts.size == 0:
             raise BadInput(f"{config.data} has no {config.train_on} classes: `split` marks them")
         rows = place(metaset)
-        self.training = Episodes.over(metaset.subset(config.train_on), config.way, config.shot, config.query, rows)
-        self.validation = Episodes.over(metaset.subset("val"), config.way, config.shot, None, rows)
+        training = Episodes.over(metaset.subset(config.train_on), config.way, config.shot, config.query, rows)
+        validation = Episodes.over(metaset.subset("val"), config.way, config.shot, None, rows)
+        self.training, self.validation = everywhere((training, validation))
         self.class_names = metaset.subset(config.train_on).class_names
         self.seeds = range(config.seed, config.seed + config.seeds)
-        self.hyper = jax.tree.map(jnp.float32, config.hyper)
-        self.patience = jnp.int32(config.patience * config.validate_every)
-        self._saved_at = 0.0
-
+        self.lanes = lanes_for(config.seeds)
+        hyper = jax.tree.map(lambda value: jnp.full(config.seeds, value, jnp.float32), config.hyper)
         keys = [outer_loop.split_run_key(jax.random.key(seed)) for seed in self.seeds]
-        self.init_keys, self.step_keys, self.validation_key = (
-            jnp.stack([key[0] for key in keys]),
-            jnp.stack([key[1] for key in keys]),
-            keys[0][2],
-        )
+        self.init_keys = jnp.stack([key[0] for key in keys])
+        self.hyper, self.step_keys = spread((hyper, jnp.stack([key[1] for key in keys])), self.lanes)
+        patience = jnp.int32(config.patience * config.validate_every)
+        self.validation_key, self.patience = everywhere((keys[0][2], patience))
+        self._saved_at = 0.0
 
     def start(self) -> RunState:
         def begin(key):
@@ -168,48 +144,59 @@ class Run:
 
     def train(self, report: Callable[[list[Record]], None]) -> RunState:
         """Go on from the last saved state to the end; `report` hears of every few steps, a record per seed."""
+        config, runs = self.config, self.config.seeds
         state = self.load()
-        step = int(state.step.max())
+        step, stopped = int(state.step.max()), np.array(state.stopped)
         log = Log(self.folder / "metrics.jsonl", step)
-        self.save_models(state)
+        if is_first_host():
+            self.save_models(state)
+        state = spread(state, self.lanes)
         with stop_signals() as asked_to_stop:
-            while step < self.config.steps and not bool(state.stopped.all()):
-                stopped_before = np.array(state.stopped)
-                every = self.config.validate_every
-                num_steps = min(REPORT_EVERY, every - step % every, self.config.steps - step)
-                advance = advancer(self.config.seeds, num_steps, self.config.meta_batch, self.config.clip)
+            while step < config.steps and not stopped.all():
+                every = config.validate_every
+                num_steps = min(report_every(), every - step % every, config.steps - step)
+                advance = advancer(self.lanes, num_steps, config.meta_batch, config.clip)
                 state, info = advance(state, self.hyper, self.step_keys, self.training)
                 step += num_steps
-                validated = step % every == 0 or step == self.config.steps
+                validated = step % every == 0 or step == config.steps
                 if validated:
-                    validate = validator(self.config.seeds, self.config.validation_tasks)
+                    validate = validator(self.lanes, config.validation_tasks)
                     state, accuracy = validate(state, self.validation_key, self.validation, self.patience)
                     info = info | {"validation_accuracy": accuracy}
-                records = self.records(state, info, stopped_before)
+                seen = (info, state.step, state.stopped, state.skipped, state.skipped_in_a_row)
+                info, steps, now_stopped, skipped, in_a_row = fetch(seen, runs)
+                records = self.records(info, steps, skipped, stopped)
+                stopped = now_stopped
                 log.write(records)
-                stopping = bool(asked_to_stop)  # a signal after this line waits for the next save
-                if validated or stopping or time.monotonic() - self._saved_at > SAVE_SECONDS:
-                    self.save(state)
-                if validated:
-                    self.save_models(state)
+                stopping = any_host(bool(asked_to_stop))  # a signal after this line waits for the next save
+                # hosts save together, and their clocks differ
+                due = jax.process_count() == 1 and time.monotonic() - self._saved_at > SAVE_SECONDS
+                if validated or stopping or due:
+                    reached = fetch(state, runs)
+                    if is_first_host():
+                        self.save(reached)
+                        if validated:
+                            self.save_models(reached)
                 report(records)
-                if int(state.skipped_in_a_row.max()) >= HOPELESS:
+                if int(in_a_row.max()) >= HOPELESS:
                     raise BadInput(
                         f"the last {HOPELESS} meta-gradients were NaN or Inf (by step {step}); the weights are intact, "
                         "but nothing is learned any more: lower --learning-rate or check the data"
                     )
                 if stopping:
                     raise Interrupted
-        return state
+        meet("end of training")
+        return fetch(state, runs)
 
-    def records(self, state: RunState, info: dict[str, Any], stopped: np.ndarray) -> list[Record]:
+    def records(
+        self, info: dict[str, np.ndarray], steps: np.ndarray, skipped: np.ndarray, stopped: np.ndarray
+    ) -> list[Record]:
         """What is worth writing down, for each seed that was still running."""
         rows = []
         for index, seed in enumerate(self.seeds):
-            if stopped[index]:
-                continue
-            values = {name: finite(value[index]) for name, value in info.items()}
-            rows.append({"step": int(state.step[index]), "seed": seed, **values, "skipped": int(state.skipped[index])})
+            if not stopped[index]:
+                values = {name: finite(value[index]) for name, value in info.items()}
+                rows.append({"step": int(steps[index]), "seed": seed, **values, "skipped": int(skipped[index])})
         return rows
 
 
@@ -222,11 +209,15 @@ class Log:
     """metrics.jsonl. Lines past the state that a run resumes from are dropped: they will be written again."""
 
     def __init__(self, path: Path, step: int):
+        self.path = path
+        if not is_first_host():
+            return
         kept = [record for record in read_metrics(path) if record["step"] <= step]
         write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
-        self.path = path
 
     def write(self, records: list[Record]) -> None:
+        if not is_first_host():
+            return
         try:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write("".join(json.dumps(record) + "\n" for record in records))

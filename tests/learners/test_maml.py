@@ -1,14 +1,23 @@
-"""MAML and Meta-SGD against a step worked out by hand."""
+"""MAML, Meta-SGD and Reptile against steps worked out by hand."""
 
 import dataclasses
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from metaleo.objective import query_loss
-from small import DIM, HYPER, adapt, close, make_batch, make_learner, make_task, meta_gradient
+from small import (
+    DIM,
+    HYPER,
+    adapt,
+    close,
+    make_batch,
+    make_learner,
+    make_task,
+    meta_gradient,
+    meta_loss,
+    shake,
+)  # fmt: skip
 
 
 def residuals(weights, batch):
@@ -34,7 +43,7 @@ def test_first_order_gradient_is_that_of_the_query_loss_at_the_end():
     fomaml, maml = make_learner("fomaml"), make_learner("maml")
     end = adapt(fomaml, task.support).head.weights
     close(end, adapt(maml, task.support).head.weights)
-    at_the_end = jax.grad(lambda weights: query_loss(task.query.inputs @ weights.T, task.query))(end)
+    at_the_end = residuals(end, task.query).T @ np.asarray(task.query.inputs) / 3  # a mean, not a sum per shot
     close(meta_gradient(fomaml, task, hyper, None).start, at_the_end)
     assert np.abs(meta_gradient(maml, task, hyper, None).start - at_the_end).max() > 1e-3
 
@@ -45,3 +54,26 @@ def test_another_way_starts_from_the_mean_row():
     sgd = eqx.tree_at(lambda sgd: sgd.start, sgd, start)
     close(adapt(sgd, make_batch(counts=(2,) * 5)).head.weights, np.tile(start.mean(0), (5, 1)))
     close(adapt(sgd, make_batch()).head.weights, start)
+
+
+def test_reptile_goes_where_descent_on_all_examples_leads():
+    task, reptile = make_task(), shake(make_learner("reptile", finetune_steps=3))
+    start = np.asarray(reptile.start)
+
+    def descend(*batches):
+        weights, inputs = start, np.concatenate([np.asarray(batch.inputs) for batch in batches])
+        shots = len(inputs) / 3
+        for _ in range(3):
+            gradients = [residuals(weights, b).T @ np.asarray(b.inputs) * len(b.inputs) / 3 for b in batches]
+            weights = weights - 0.3 * sum(gradients) / shots
+        return weights
+
+    direction = start - descend(task.support, task.query)
+    close(meta_gradient(reptile, task, HYPER, None).start, direction + HYPER.l2 * start)
+    loss, info = meta_loss(reptile, task, HYPER, None)
+    np.testing.assert_allclose(loss, np.sum(direction**2) / 2 + HYPER.l2 * np.sum(start**2) / 2, rtol=1e-5)
+    adapted = descend(task.support)  # it reports how it does with the support set alone
+    close(adapt(reptile, task.support).head.weights, adapted)
+    scores = np.exp(np.asarray(task.query.inputs) @ adapted.T)
+    right = np.sum(scores * np.asarray(task.query.targets), 1) / scores.sum(1)
+    np.testing.assert_allclose(info["query_loss"], -np.log(right).mean(), rtol=1e-5)

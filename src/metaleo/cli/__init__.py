@@ -1,5 +1,6 @@
-"""The command line: `metaleo quickstart`, `metaleo train`, `metaleo evaluate`; a file per command."""
+"""The command line: `metaleo quickstart`, `train`, `evaluate`, `compare`; a file per command."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -7,15 +8,22 @@ import tyro
 
 from metaleo import __version__
 from metaleo.cli.common import say
+from metaleo.cli.compare import Compare
 from metaleo.cli.evaluate import Evaluate
 from metaleo.cli.quickstart import Quickstart
+from metaleo.cli.reproduce import Reproduce
+from metaleo.cli.search import Search
 from metaleo.cli.train import Train
 from metaleo.errors import BadInput
+from metaleo.population import is_first_host, join_hosts
 
 Command = (
     Annotated[Quickstart, tyro.conf.subcommand("quickstart")]
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Search, tyro.conf.subcommand("search")]
+    | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
 )
 
 
@@ -34,6 +42,9 @@ def main(arguments: list[str] | None = None) -> None:
         args=arguments,
     )
     try:
+        join_hosts()
+        if not is_first_host():
+            say.quiet, sys.stdout = True, open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         command.run()
     except BadInput as error:
         say.print(f"metaleo: {error}", markup=False, soft_wrap=True)

@@ -36,8 +36,11 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=say)
 
 
-def train_with_progress(run, name: str):
-    """Train, with a live bar: speed, accuracy on training tasks, best validation accuracy so far."""
+def train_with_progress(run, name: str, go_on: str = ""):
+    """Train, with a live bar: speed, accuracy on training tasks, best validation accuracy so far.
+
+    Whoever interrupts it is told how to `go_on`, by default with `metaleo train`.
+    """
     from metaleo import runs
 
     best = dict.fromkeys(run.seeds, 0.0)
@@ -64,7 +67,8 @@ def train_with_progress(run, name: str):
             state = run.train(report)
         except runs.Interrupted:
             progress.stop()
-            say.print(f"stopped and saved; go on with:\n  metaleo train --resume --out {run.folder}")
+            go_on = go_on or f"go on with:\n  metaleo train --resume --out {run.folder}"
+            say.print(f"stopped and saved; {go_on}")
             raise
         if bool(state.stopped.all()):
             progress.update(bar, total=int(state.step.max()))

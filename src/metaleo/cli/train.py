@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from metaleo.cli.common import Float, Int, Place, Text, YesNo, flag, say, train_with_progress
-from metaleo.config import LEARNERS, PRESETS, Clip, TrainConfig, find_preset
+from metaleo.config import LEARNERS, UNTRAINED, Clip, TrainConfig, find_preset
 from metaleo.errors import BadInput
 
 
@@ -28,9 +28,9 @@ class Train:
     data: Text = None
     """Feature file (.npz, .safetensors), folder of the authors' pickles, or `sample`, the one in this package."""
     learner: Text = None
-    """leo, meta-sgd, maml or fomaml."""
+    """What to meta-train (leo); a wrong name lists all."""
     preset: Text = None
-    """Hyper-parameters to start from; a wrong name lists them all."""
+    """Hyper-parameters to start from: a name (a wrong one lists them all), or best.json of a search."""
     way: Int = None
     """Classes per task (5)."""
     shot: Int = None
@@ -99,11 +99,11 @@ class Train:
 
     def resolve(self, dim: int) -> TrainConfig:
         """The whole configuration: defaults, then the preset, then what was given."""
-        learner = self.learner or (PRESETS[self.preset].structure.learner if self.preset in PRESETS else "leo")
+        learner = self.learner or (find_preset(self.preset, "leo", None).structure.learner if self.preset else "leo")
         if learner not in LEARNERS:
             raise BadInput(f"unknown learner {learner!r}; known are {', '.join(LEARNERS)}")
-        if learner == "nearest-centroid":
-            raise BadInput("nearest-centroid has nothing to learn; `metaleo quickstart` shows how it does")
+        if learner in UNTRAINED:
+            raise BadInput(f"{learner} has nothing to learn; `metaleo compare --learners {learner}` tests it")
         preset = find_preset(self.preset, learner, self.shot)
         structure = preset.structure
         if structure.learner != learner:

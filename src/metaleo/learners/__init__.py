@@ -6,4 +6,11 @@ from metaleo.learners.learner import Learner as Learner
 from metaleo.learners.leo import LEO as LEO
 from metaleo.learners.maml import MAML as MAML
 from metaleo.learners.maml import MetaSGD as MetaSGD
+from metaleo.learners.maml import Reptile as Reptile
+from metaleo.learners.metric import CL2N as CL2N
+from metaleo.learners.metric import MatchingNet as MatchingNet
 from metaleo.learners.metric import NearestCentroid as NearestCentroid
+from metaleo.learners.metric import PrototypicalNet as PrototypicalNet
+from metaleo.learners.metric import RelationNetwork as RelationNetwork
+from metaleo.learners.regression import LogisticRegression as LogisticRegression
+from metaleo.learners.regression import RidgeRegression as RidgeRegression

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from metaleo.model.heads import LinearHead
-from metaleo.objective import accuracy, query_loss
+from metaleo.model.heads import Head
+from metaleo.objective import accuracy, l2, query_loss
 from metaleo.tasks.task import Batch, Task
 
 Info = dict[str, Float[Array, ""]]
@@ -39,7 +39,7 @@ class Hyper:
 class Adaptation(eqx.Module):
     """A task solved: `head` classifies one input; `trace` is how it came about, for those who want to look."""
 
-    head: LinearHead
+    head: Head
     trace: PyTree = None
 
 
@@ -53,6 +53,11 @@ class Learner(eqx.Module):
     @abc.abstractmethod
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
         """What the outer loop minimises, for one task: adapt to the support set, pay on the query set."""
+
+    def informed(self, mean: Float[Array, " dim"]) -> "Learner":
+        """This learner, knowing the mean of the training features; most have no use for it."""
+        del mean
+        return self
 
 
 def in_256ths(keep: float | Float[Array, ""]) -> Float[Array, ""]:
@@ -83,9 +88,25 @@ def drop(
     return jnp.where(mask, inputs * scale, jnp.zeros((), inputs.dtype))
 
 
-def judge(head: LinearHead, query: Batch, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
+def dropped(batch: Batch, hyper: Hyper | None, key: PRNGKeyArray | None) -> Float[Array, "example dim"]:
+    """The inputs of a batch under one draw of dropout, or without a key as they are."""
+    if key is None:
+        return batch.inputs
+    assert hyper is not None, "dropout needs hyper.keep"
+    return drop(batch.inputs, draw_masks(key, hyper.keep, batch.inputs.shape), hyper.keep)
+
+
+def judge(head: Head, query: Batch, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
     """The loss of a head on the query set, under dropout like every other prediction."""
-    mask = None if key is None else draw_masks(key, hyper.keep, query.inputs.shape)
-    logits = jax.vmap(head)(drop(query.inputs, mask, hyper.keep))
+    logits = jax.vmap(head)(dropped(query, hyper, key))
     loss = query_loss(logits, query)
     return loss, {"query_loss": loss, "query_accuracy": accuracy(logits, query)}
+
+
+def pay(
+    learner: Learner, weights: list[Float[Array, "..."]], task: Task, hyper: Hyper, key: PRNGKeyArray | None
+) -> tuple[Float[Array, ""], Info]:
+    """The query loss of the adapted head (Eq. 2), with L2 on the weights given."""
+    adapt_key, query_key = (None, None) if key is None else jax.random.split(key)
+    loss, info = judge(learner.adapt(task.support, hyper, adapt_key).head, task.query, hyper, query_key)
+    return loss + hyper.l2 * l2(*weights), info

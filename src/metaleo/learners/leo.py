@@ -27,8 +27,8 @@ from metaleo.tasks.task import Batch, Task
 class Noise(eqx.Module):
     """All the randomness of one adaptation, drawn at once; everything below it is deterministic."""
 
-    code: Float[Array, "way latent"]
-    weights: Float[Array, "decodings way dim"]  # a fresh draw per latent step, and one after the last
+    code: Float[Array, "way latent"] | None  # none where only dropout is random
+    weights: Float[Array, "decodings way dim"] | None  # a fresh draw per latent step, and one after the last
     encoder_mask: Bool[Array, "example dim"]
     latent_masks: Bool[Array, "latent_steps example dim"]
     finetune_masks: Bool[Array, "finetune_steps example dim"]
@@ -46,15 +46,21 @@ class Trace(eqx.Module):
 
 
 class LEO(Learner):
-    """Encode the support set to a code per class, descend on the codes, decode, fine-tune the weights."""
+    """Encode the support set to a code per class, descend on the codes, decode, fine-tune the weights.
 
-    encoder: Encoder
-    relation: RelationNet
+    The paper's ablations (Table 2) are switches: no latent steps, no fine-tuning steps, `stochastic` off, or codes
+    from the prior p(z) = N(0, 1) instead of an encoder.
+    """
+
+    encoder: Encoder | None
+    relation: RelationNet | None
     decoder: Decoder
     latent_step_size: Float[Array, " latent"]
     finetune_step_size: Float[Array, " dim"]
     latent_steps: int = eqx.field(static=True)
     finetune_steps: int = eqx.field(static=True)
+    stochastic: bool = eqx.field(static=True)
+    """In training, codes and weights are drawn from their Gaussians; otherwise they are the means."""
     official: bool = eqx.field(static=True)
     """Scales and KL estimate exactly as in the authors' code, instead of the sound ones (docs/deviations.md)."""
 
@@ -67,19 +73,22 @@ class LEO(Learner):
         latent: int = 64,
         latent_steps: int = 5,
         finetune_steps: int = 5,
-        latent_step_size: float = 1.0,
-        finetune_step_size: float = 0.001,
+        latent_step_size: float | Float[Array, ""] = 1.0,
+        finetune_step_size: float | Float[Array, ""] = 0.001,
+        random_prior: bool = False,
+        stochastic: bool = True,
         official: bool = False,
     ) -> "LEO":
         encoder_key, relation_key, decoder_key = jax.random.split(key, 3)
         return cls(
-            Encoder.init(encoder_key, dim, latent),
-            RelationNet.init(relation_key, latent),
+            None if random_prior else Encoder.init(encoder_key, dim, latent),
+            None if random_prior else RelationNet.init(relation_key, latent),
             Decoder.init(decoder_key, latent, dim),
             jnp.full((latent,), latent_step_size),
             jnp.full((dim,), finetune_step_size),
             latent_steps,
             finetune_steps,
+            stochastic,
             official,
         )
 
@@ -98,11 +107,11 @@ class LEO(Learner):
         inputs = support.inputs
 
         def latent_loss(code, now):
-            if noise is None:
-                logits = now @ code.T
-            else:
-                projected, dropped, weights_noise = now
-                logits = projected @ code.T + dropped @ (self.weights_scale(code) * weights_noise).T
+            projected, noisy = now
+            logits = projected @ code.T
+            if noisy is not None:
+                dropped, weights_noise = noisy
+                logits += dropped @ (self.weights_scale(code) * weights_noise).T
             return support_loss(logits, support)
 
         codes = self.encode(support, noise)
@@ -110,14 +119,15 @@ class LEO(Learner):
         if noise is None:
             finetune_inputs = inputs[None]  # one draw serves all steps
             projected = inputs @ self.decoder.to_mean.T
-            seen = jnp.broadcast_to(projected, (self.latent_steps, *projected.shape))
+            seen = jnp.broadcast_to(projected, (self.latent_steps, *projected.shape)), None
         else:
             drop_each = jax.vmap(drop, (None, 0, None))
             finetune_inputs = drop_each(inputs, noise.finetune_masks, noise.keep)
             latent_inputs = drop_each(inputs, noise.latent_masks, noise.keep)
-            seen = latent_inputs @ self.decoder.to_mean.T, latent_inputs, noise.weights[:-1]
+            noisy = None if noise.weights is None else (latent_inputs, noise.weights[:-1])
+            seen = latent_inputs @ self.decoder.to_mean.T, noisy
         adapted, latent_losses = descend(latent_loss, code, self.latent_step_size[None, :], self.latent_steps, seen)
-        decoded = self.decode(adapted, None if noise is None else noise.weights[-1])
+        decoded = self.decode(adapted, None if noise is None or noise.weights is None else noise.weights[-1])
         weights, finetune_losses = descend_linear(
             decoded, self.finetune_step_size, self.finetune_steps, finetune_inputs, support
         )
@@ -127,6 +137,9 @@ class LEO(Learner):
 
     def encode(self, support: Batch, noise: Noise | None) -> Gaussian:
         """q(z_n | D_n) for every class n (Eq. 3)."""
+        if self.encoder is None or self.relation is None:
+            shape, dtype = (support.way, len(self.latent_step_size)), support.inputs.dtype
+            return Gaussian(jnp.zeros(shape, dtype), jnp.ones(shape, dtype))
         inputs = support.inputs if noise is None else drop(support.inputs, noise.encoder_mask, noise.keep)
         statistics = self.relation(self.encoder(inputs), support)
         mean, raw_scale = jnp.split(statistics, 2, axis=1)  # (way, latent) each
@@ -151,8 +164,8 @@ class LEO(Learner):
         dtype = support.inputs.dtype
         masks = draw_masks(mask_key, hyper.keep, (1 + self.latent_steps + self.finetune_steps, *support.inputs.shape))
         return Noise(
-            jax.random.normal(code_key, (way, latent), dtype),
-            jax.random.normal(weights_key, (self.latent_steps + 1, way, dim), dtype),
+            jax.random.normal(code_key, (way, latent), dtype) if self.stochastic else None,
+            jax.random.normal(weights_key, (self.latent_steps + 1, way, dim), dtype) if self.stochastic else None,
             masks[0],
             masks[1 : 1 + self.latent_steps],
             masks[1 + self.latent_steps :],
@@ -174,12 +187,15 @@ class LEO(Learner):
         loss, info = judge(adaptation.head, task.query, hyper, query_key)
         loss += hyper.l2 * l2(*jax.tree.leaves((self.encoder, self.relation, self.decoder)))
         loss += hyper.orthogonality * orthogonality(self.decoder.weight)
-        if noise is not None:  # what shapes the distribution of codes; in evaluation there are only codes
+        if noise is not None:  # what shapes the encoder; in evaluation there are only codes
+            penalty = encoder_penalty(trace.code, trace.adapted_code)
+            loss += hyper.encoder_penalty * penalty
+            info |= {"encoder_penalty": penalty}
+        if noise is not None and noise.code is not None:
             codes = trace.code_distribution
             kl = sampled_kl_to_standard(codes, noise.code) if self.official else kl_to_standard(codes)
-            penalty = encoder_penalty(trace.code, trace.adapted_code)
-            loss += hyper.kl * kl + hyper.encoder_penalty * penalty
-            info |= {"kl": kl, "encoder_penalty": penalty}
+            loss += hyper.kl * kl
+            info |= {"kl": kl}
         return loss, info
 
 

@@ -1,4 +1,4 @@
-"""MAML, first-order MAML and Meta-SGD, on the same linear head as LEO: descent from a learned start."""
+"""MAML, first-order MAML, Meta-SGD and Reptile, on the same linear head as LEO: descent from a learned start."""
 
 import equinox as eqx
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from metaleo.inner_loop import descend
-from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, draw_masks, drop, judge
+from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, draw_masks, drop, pay
 from metaleo.model.heads import LinearHead
 from metaleo.objective import l2, support_loss
 from metaleo.tasks.task import Batch, Task
@@ -25,7 +25,7 @@ def descend_weights(
     hyper: Hyper | None,
     key: PRNGKeyArray | None,
     first_order: bool = False,
-) -> Adaptation:
+) -> tuple[Float[Array, "way dim"], Float[Array, " step"]]:
     """θ′ = θ - α ∘ ∇L(θ), `num_steps` times (Eq. 1), with fresh dropout at every step."""
     keep, masks = 1.0, None
     if key is not None:
@@ -35,17 +35,7 @@ def descend_weights(
     def loss(weights, mask):
         return support_loss(jax.vmap(LinearHead(weights))(drop(support.inputs, mask, keep)), support)
 
-    weights, losses = descend(loss, start, step_size, num_steps, masks, first_order)
-    return Adaptation(LinearHead(weights), losses)
-
-
-def pay(
-    learner: Learner, start: Float[Array, "way dim"], task: Task, hyper: Hyper, key: PRNGKeyArray | None
-) -> tuple[Float[Array, ""], Info]:
-    """The query loss of the adapted weights (Eq. 2), with L2 on the start."""
-    adapt_key, query_key = (None, None) if key is None else jax.random.split(key)
-    loss, info = judge(learner.adapt(task.support, hyper, adapt_key).head, task.query, hyper, query_key)
-    return loss + hyper.l2 * l2(start), info
+    return descend(loss, start, step_size, num_steps, masks, first_order)
 
 
 class MAML(Learner):
@@ -72,10 +62,11 @@ class MAML(Learner):
 
     def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         start = rows_for(self.start, support.way)
-        return descend_weights(start, self.step_size, self.num_steps, support, hyper, key, self.first_order)
+        weights, losses = descend_weights(start, self.step_size, self.num_steps, support, hyper, key, self.first_order)
+        return Adaptation(LinearHead(weights), losses)
 
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        return pay(self, self.start, task, hyper, key)
+        return pay(self, [self.start], task, hyper, key)
 
 
 class MetaSGD(Learner):
@@ -87,14 +78,53 @@ class MetaSGD(Learner):
 
     @classmethod
     def init(
-        cls, key: PRNGKeyArray, dim: int, *, way: int = 5, step_size: float = 10.0, num_steps: int = 5
+        cls,
+        key: PRNGKeyArray,
+        dim: int,
+        *,
+        way: int = 5,
+        step_size: float | Float[Array, ""] = 10.0,
+        num_steps: int = 5,
     ) -> "MetaSGD":
         del key
         return cls(jnp.zeros((way, dim)), jnp.full((way, dim), step_size), num_steps)
 
     def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         start, step_size = rows_for(self.start, support.way), rows_for(self.step_size, support.way)
-        return descend_weights(start, step_size, self.num_steps, support, hyper, key)
+        weights, losses = descend_weights(start, step_size, self.num_steps, support, hyper, key)
+        return Adaptation(LinearHead(weights), losses)
 
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        return pay(self, self.start, task, hyper, key)
+        return pay(self, [self.start], task, hyper, key)
+
+
+class Reptile(Learner):
+    """A learned start that follows where descent leads, one fixed step size (Nichol et al. 2018)."""
+
+    start: Float[Array, "way dim"]
+    step_size: float = eqx.field(static=True)
+    num_steps: int = eqx.field(static=True)
+
+    @classmethod
+    def init(
+        cls, key: PRNGKeyArray, dim: int, *, way: int = 5, step_size: float = 10.0, num_steps: int = 5
+    ) -> "Reptile":
+        del key
+        return cls(jnp.zeros((way, dim)), step_size, num_steps)
+
+    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        start = rows_for(self.start, support.way)
+        weights, losses = descend_weights(start, self.step_size, self.num_steps, support, hyper, key)
+        return Adaptation(LinearHead(weights), losses)
+
+    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
+        """½|θ - stopgrad(θ′)|², whose gradient θ - θ′ is Reptile's direction; θ′ fits support and query alike.
+
+        The diagnostics are those of adapting to the support set alone, as for every learner.
+        """
+        pull_key, report_key = (None, None) if key is None else jax.random.split(key)
+        _, info = pay(self, [self.start], task, hyper, report_key)
+        start = rows_for(self.start, task.support.way)
+        examples = jax.tree.map(lambda *both: jnp.concatenate(both), task.support, task.query)
+        end, _ = descend_weights(start, self.step_size, self.num_steps, examples, hyper, pull_key)
+        return l2(start - jax.lax.stop_gradient(end)) + hyper.l2 * l2(self.start), info

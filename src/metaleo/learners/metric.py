@@ -1,11 +1,18 @@
 """Learners that compare with examples instead of descending."""
 
+import dataclasses
+import math
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+from jax.nn.initializers import glorot_uniform
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, judge
-from metaleo.model.heads import LinearHead
+from metaleo.data.rows import normalise
+from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, dropped, judge, pay
+from metaleo.model.embedding import Embedding
+from metaleo.model.heads import AffineHead, AttentionHead, CentredHead, LinearHead, RelationHead, nearest
 from metaleo.tasks.task import Batch, Task
 
 
@@ -22,3 +29,113 @@ class NearestCentroid(Learner):
 
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
         return judge(self.adapt(task.support).head, task.query, hyper, None)
+
+
+class CL2N(Learner):
+    """Nearest centroid of features centred on the training mean, then normalised (SimpleShot, Wang et al. 2019)."""
+
+    centre: Float[Array, " dim"]
+    sharpness: float = eqx.field(static=True)
+
+    @classmethod
+    def init(cls, key: PRNGKeyArray, dim: int, *, sharpness: float = 5.0) -> "CL2N":
+        del key
+        return cls(jnp.zeros(dim), sharpness)  # -5|u - c|² rises like the 10 cos of `NearestCentroid`
+
+    def informed(self, mean: Float[Array, " dim"]) -> "CL2N":
+        return dataclasses.replace(self, centre=mean)
+
+    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        del hyper, key
+        centroids = support.class_weights() @ normalise(support.inputs - self.centre[None, :])
+        return Adaptation(CentredHead(self.centre, nearest(centroids, self.sharpness)))
+
+    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
+        return judge(self.adapt(task.support).head, task.query, hyper, None)
+
+
+class PrototypicalNet(Learner):
+    """-s|E x - c_n|², c_n the mean of a class's embedded examples (Snell et al. 2017): affine in x."""
+
+    embedding: Embedding
+    log_sharpness: Float[Array, ""]
+
+    @classmethod
+    def init(cls, key: PRNGKeyArray, dim: int, *, sharpness: float = 10.0) -> "PrototypicalNet":
+        del key
+        return cls(Embedding.init(dim), jnp.full((), math.log(sharpness)))
+
+    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        prototypes = support.class_weights() @ self.embedding(dropped(support, hyper, key))
+        head = nearest(prototypes, jnp.exp(self.log_sharpness))
+        return Adaptation(AffineHead(self.embedding.transpose(head.weights), head.bias))
+
+    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
+        return pay(self, [self.embedding.departure], task, hyper, key)
+
+
+class MatchingNet(Learner):
+    """Attention to each example by cosine, which votes for its class (Vinyals et al. 2016).
+
+    Without their full context embeddings: an example's embedding does not depend on the others.
+    """
+
+    embedding: Embedding
+    log_sharpness: Float[Array, ""]
+
+    @classmethod
+    def init(cls, key: PRNGKeyArray, dim: int, *, sharpness: float = 10.0) -> "MatchingNet":
+        del key
+        return cls(Embedding.init(dim), jnp.full((), math.log(sharpness)))
+
+    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        examples = normalise(self.embedding(dropped(support, hyper, key)))
+        members = support.targets * support.mask[:, None].astype(support.targets.dtype)
+        return Adaptation(AttentionHead(self.embedding, examples, members, jnp.exp(self.log_sharpness)))
+
+    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
+        return pay(self, [self.embedding.departure], task, hyper, key)
+
+
+class RelationNetwork(Learner):
+    """A learned comparison of an input with the mean of a class's embedded examples (Sung et al. 2018).
+
+    Trained with the cross-entropy of a softmax over classes, where they use squared errors of sigmoids: so that
+    its likelihoods mean what those of the others mean.
+    """
+
+    embedding: Embedding
+    for_class: Float[Array, "dim hidden"]
+    for_input: Float[Array, "dim hidden"]
+    middle: Float[Array, "hidden hidden"]
+    last: Float[Array, " hidden"]
+    log_sharpness: Float[Array, ""]
+
+    @classmethod
+    def init(cls, key: PRNGKeyArray, dim: int, *, hidden: int = 128, sharpness: float = 10.0) -> "RelationNetwork":
+        first_key, middle_key, last_key = jax.random.split(key, 3)
+        first = glorot_uniform()(first_key, (2 * dim, hidden))
+        return cls(
+            Embedding.init(dim),
+            first[:dim],
+            first[dim:],
+            glorot_uniform()(middle_key, (hidden, hidden)),
+            glorot_uniform()(last_key, (hidden, 1))[:, 0],
+            jnp.full((), math.log(sharpness)),
+        )
+
+    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        classes = support.class_weights() @ self.embedding(dropped(support, hyper, key))
+        head = RelationHead(
+            self.embedding,
+            classes @ self.for_class,
+            self.for_input,
+            self.middle,
+            self.last,
+            jnp.exp(self.log_sharpness),
+        )
+        return Adaptation(head)
+
+    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
+        weights = [self.embedding.departure, self.for_class, self.for_input, self.middle, self.last]
+        return pay(self, weights, task, hyper, key)

@@ -1,6 +1,9 @@
 """Diagonal Gaussians over codes and over weights, and how their scale is read off a network's output."""
 
+import math
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -17,8 +20,12 @@ class Gaussian(eqx.Module):
 
 
 def smooth_scale(raw: Float[Array, "*shape"], initial: float) -> Float[Array, "*shape"]:
-    """σ = initial · exp(raw): positive, and with a gradient, everywhere."""
-    return initial * jnp.exp(raw)
+    """σ = initial · log₂(1 + exp(raw)): positive and with a gradient everywhere, and never steeper than linear.
+
+    An exponential would do for small steps, but a latent step that lengthens a code multiplies σ, which lengthens
+    the next step: at high learning rates one meta-gradient in forty overflowed.
+    """
+    return initial / math.log(2) * jax.nn.softplus(raw)
 
 
 def official_scale(raw: Float[Array, "*shape"], initial: float) -> Float[Array, "*shape"]:

@@ -1,0 +1,152 @@
+"""Runs side by side: seeds or trials are lanes of one program, spread over the devices of one host or of several.
+
+A lane knows nothing of its neighbours, so nothing is exchanged while they run. Several hosts do this together when
+each starts the same command with JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID in its
+environment (or under a scheduler that JAX knows); the first one writes the files, which all must be able to read.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
+from jaxtyping import Array, PyTree
+
+from metaleo import outer_loop
+from metaleo.compiling import compiled
+from metaleo.config import Clip
+from metaleo.errors import BadInput
+
+LANES = "lanes"
+
+
+def join_hosts() -> None:
+    """Become one of several processes, if the environment says so."""
+    if "JAX_COORDINATOR_ADDRESS" not in os.environ:
+        return
+    try:
+        number = {name: os.environ.get(f"JAX_{name.upper()}") for name in ("num_processes", "process_id")}
+        jax.distributed.initialize(**{name: None if text is None else int(text) for name, text in number.items()})
+    except (ValueError, RuntimeError) as error:
+        raise BadInput(f"cannot join the other hosts: {str(error).splitlines()[0]}") from error
+
+
+def is_first_host() -> bool:
+    """Whether this process is the one that writes files and talks to people."""
+    return jax.process_index() == 0
+
+
+def meet(what: str) -> None:
+    """Wait until all hosts are here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
+
+
+def tell_all(tree: PyTree) -> PyTree:
+    """What the first host has, on every host; arrays of one shape on all of them."""
+    return multihost_utils.broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
+
+
+def any_host(here: bool) -> bool:
+    if jax.process_count() == 1:
+        return here
+    return bool(np.any(multihost_utils.process_allgather(np.array(here))))
+
+
+def lanes_for(runs: int) -> int:
+    """As many lanes as runs, rounded up so that every device has the same number."""
+    return -(-runs // jax.device_count()) * jax.device_count()
+
+
+def spread(tree: PyTree, lanes: int) -> PyTree:
+    """Arrays with an entry per run, as lanes on the devices; the last run also fills the lanes that are left."""
+
+    def fill(leaf: Array | np.ndarray) -> Array | np.ndarray:
+        missing = lanes - len(leaf)
+        return jnp.concatenate([leaf, *[leaf[-1:]] * missing]) if missing else leaf
+
+    return put(jax.tree.map(fill, tree), Spec(LANES))
+
+
+def everywhere(tree: PyTree) -> PyTree:
+    """The same arrays on every device."""
+    return put(tree, Spec())
+
+
+def put(tree: PyTree, spec: Spec) -> PyTree:
+    if jax.device_count() == 1:
+        return jax.tree.map(jnp.asarray, tree)
+    sharding = NamedSharding(mesh(), spec)
+
+    def put_leaf(leaf: Array | np.ndarray) -> Array:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(put_leaf(jax.random.key_data(leaf)))
+        values = np.asarray(leaf)
+        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+    return jax.tree.map(put_leaf, tree)
+
+
+def fetch(tree: PyTree, runs: int) -> PyTree:
+    """The entries of the runs, on the host, without the lanes that only fill up."""
+    if jax.process_count() > 1:
+        tree = multihost_utils.process_allgather(tree, tiled=True)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:runs], tree)
+
+
+@functools.cache
+def mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()), (LANES,))
+
+
+def side_by_side(function: Callable[..., Any], lanes: int, axes: tuple[int | None, ...]) -> Callable[..., Any]:
+    """`jax.vmap` over lanes, a part of them on each device; without the cost of an axis where there is one lane."""
+    if lanes == 1:
+        return alone(function, axes)
+    mapped = jax.vmap(function, axes)
+    if jax.device_count() == 1:
+        return mapped
+    specs = tuple(Spec() if axis is None else Spec(LANES) for axis in axes)
+    return jax.shard_map(mapped, mesh=mesh(), in_specs=specs, out_specs=Spec(LANES), check_vma=False)
+
+
+def alone(function: Callable[..., Any], axes: tuple[int | None, ...]) -> Callable[..., Any]:
+    """A population of one."""
+
+    def single(*arguments: PyTree) -> PyTree:
+        def pick(axis, argument):
+            return argument if axis is None else jax.tree.map(lambda leaf: leaf[0], argument)
+
+        return jax.tree.map(lambda leaf: leaf[None], function(*map(pick, axes, arguments)))
+
+    return single
+
+
+@functools.cache
+def advancer(lanes: int, num_steps: int, meta_batch: int, clip: Clip) -> Callable[..., Any]:
+    """`outer_loop.advance` for all lanes at once, compiled; nearly always for one and the same number of steps."""
+    advance = functools.partial(
+        outer_loop.advance,
+        optimiser=outer_loop.make_optimiser(clip),
+        meta_batch=meta_batch,
+        num_steps=num_steps,
+    )
+    return compiled(side_by_side(advance, lanes, (0, 0, 0, None)), donate_argnums=0)
+
+
+@functools.cache
+def validator(lanes: int, num_tasks: int) -> Callable[..., Any]:
+    """`outer_loop.validate` for all lanes at once, compiled."""
+    validate = functools.partial(outer_loop.validate, num_tasks=num_tasks)
+    return compiled(side_by_side(validate, lanes, (0, None, None, None)), donate_argnums=0)
+
+
+def report_every() -> int:
+    """Meta-steps between reports, at most: about a second's worth, so also how long Ctrl-C may take."""
+    return 100 if jax.default_backend() == "cpu" else 500

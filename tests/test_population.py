@@ -1,0 +1,103 @@
+"""Lanes: filled up, spread over devices and hosts, and the same numbers whichever way."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from metaleo import data
+from metaleo.population import fetch, lanes_for, side_by_side, spread
+from small import make_metaset
+
+
+def test_filling_lanes_are_not_fetched():
+    tree = {"a": jnp.arange(3.0), "b": np.arange(6).reshape(3, 2)}
+    lanes = spread(tree, 5)
+    assert lanes["a"].tolist() == [0, 1, 2, 2, 2]
+    back = fetch(lanes, 3)
+    np.testing.assert_array_equal(back["a"], tree["a"])
+    np.testing.assert_array_equal(back["b"], tree["b"])
+    assert lanes_for(3) == 3
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_side_by_side_is_each_alone(lanes):
+    add = side_by_side(lambda x, y: {"sum": x + y}, lanes, (0, None))
+    np.testing.assert_array_equal(add(jnp.arange(float(lanes)), jnp.float32(2))["sum"], np.arange(lanes) + 2)
+
+
+TRAIN = (
+    "train", "--data", "features.npz", "--learner", "meta-sgd", "--way", "3", "--query", "4", "--steps", "20",
+    "--validate-every", "5", "--validation-tasks", "20", "--seeds", "3", "--json",
+)  # fmt: skip
+SEARCH = (
+    "search", "--data", "features.npz", "--learner", "meta-sgd", "--way", "3", "--trials", "4", "--lanes", "2",
+    "--steps", "8", "--halvings", "1", "--validate-every", "2", "--validation-tasks", "20", "--json",
+)  # fmt: skip
+
+
+def start(*arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "metaleo.cli", *arguments],
+        env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def output(*processes):
+    """What the first process prints, once all have ended well."""
+    said = [process.communicate(timeout=300) for process in processes]
+    for process, (_, errors) in zip(processes, said, strict=True):
+        assert process.returncode == 0, errors
+    assert all(not out for out, _ in said[1:])
+    return json.loads(said[0][0])
+
+
+def two_devices():
+    return {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"}
+
+
+def two_hosts(*arguments):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    common = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    return [start(*arguments, **common, JAX_PROCESS_ID=str(i)) for i in range(2)]
+
+
+@pytest.mark.slow
+def test_two_devices_and_two_hosts_train_as_one_device(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data.save(make_metaset(images=24), "features.npz")
+    alone = output(start(*TRAIN, "--out", "alone"))["seeds"]
+    devices = output(start(*TRAIN, "--out", "devices", **two_devices()))["seeds"]
+    hosts = output(*two_hosts(*TRAIN, "--out", "hosts"))["seeds"]
+    for other in (devices, hosts):
+        for one, two in zip(alone, other, strict=True):
+            assert one["seed"] == two["seed"]
+            assert one["step"] == two["step"] == 20
+            assert one["validation_accuracy"] == pytest.approx(two["validation_accuracy"], abs=2e-3)
+    lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("alone", "devices", "hosts")]
+    assert len(lines[0]) == len(lines[1]) == len(lines[2]) == 3 * 4
+    for one, two, three in zip(*(map(json.loads, part) for part in lines), strict=True):
+        assert one["query_loss"] == pytest.approx(two["query_loss"], rel=1e-4)
+        assert two == three  # the same program on each device
+
+    # a run that was begun on two devices goes on with one
+    more = output(start("train", "--resume", "--out", "devices", "--steps", "25", "--json"))["seeds"]
+    assert [seed["step"] for seed in more] == [25, 25, 25]
+
+
+@pytest.mark.slow
+def test_two_hosts_search_as_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data.save(make_metaset(images=24), "features.npz")
+    alone = output(start(*SEARCH, "--out", "alone"))
+    hosts = output(*two_hosts(*SEARCH, "--out", "hosts"))
+    for one, two in zip(alone, hosts, strict=True):
+        assert (one["trial"], one["draw"]) == (two["trial"], two["draw"])
+        assert one["accuracy"] == pytest.approx(two["accuracy"], abs=2e-3)

@@ -1,0 +1,246 @@
+"""A search trains what it claims, halves it fairly, and ends in the same table however often it is killed."""
+
+import dataclasses
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from metaleo import data, outer_loop, search
+from metaleo.cli import main
+from metaleo.config import Structure, TrainConfig
+from metaleo.search import Search, SearchConfig, importances, rows_of, rungs, split_draw, write_results
+from metaleo.study import Study
+from small import DIM, HYPER, make_metaset
+
+pytestmark = pytest.mark.usefixtures("loose_dtypes")
+METASET = make_metaset(images=24)
+TRAIN = TrainConfig(
+    "features.npz", way=3, query=4, steps=8, meta_batch=2, validate_every=2, validation_tasks=20,
+    structure=Structure("meta-sgd", DIM, 3, finetune_steps=2), hyper=HYPER,
+)  # fmt: skip
+CONFIG = SearchConfig(TRAIN, trials=6, halvings=2, batch=6)
+
+
+def run_search(folder, config=CONFIG, lanes=4, report=lambda progress: None):
+    folder.mkdir(exist_ok=True)
+    worker = Search(config, folder, METASET, lanes)
+    study = Study(
+        f"sqlite:///{folder}/study.db", "x", worker.space, config.settings(),
+        slots=config.trials, sampler=config.sampler, seed=0, worker="a", lost_after=60.0,
+    )  # fmt: skip
+    worker.run(study, report)
+    return rows_of(study)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    with jax.numpy_dtype_promotion("standard"):
+        return run_search(tmp_path_factory.mktemp("search"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "halvings", "every", "expected"),
+    [(8000, 3, 500, [1000, 2000, 4000, 8000]), (8, 0, 2, [8]), (400, 3, 500, [400]), (7, 1, 2, [4, 7])],
+)
+def test_rungs(steps, halvings, every, expected):
+    assert rungs(steps, halvings, every) == expected
+
+
+def test_the_better_half_goes_on(table):
+    steps = sorted((row["steps"] for row in table), reverse=True)
+    assert steps == [8, 8, 4, 2, 2, 2]
+    for end in ("2", "4"):
+        here = [row for row in table if end in row["accuracy_at"]]
+        stopped = [row["accuracy_at"][end] for row in here if row["steps"] == int(end)]
+        went_on = [row["accuracy_at"][end] for row in here if row["steps"] > int(end)]
+        assert len(went_on) >= len(stopped)
+        assert min(went_on) >= max(stopped)
+
+
+def test_a_trial_is_an_ordinary_run(table):
+    """The best trial again, by itself, with nothing of the search around it."""
+    best = table[0]
+    structure, hyper = split_draw(TRAIN.structure, TRAIN.hyper, best["draw"])
+    rows = search.place(METASET)
+    training = search.Episodes.over(METASET.subset("train"), 3, 1, 4, rows)
+    validation = search.Episodes.over(METASET.subset("val"), 3, 1, None, rows)
+    key = jax.random.fold_in(jax.random.key(0), best["trial"])
+    settings = {"steps": 8, "meta_batch": 2, "validate_every": 2, "validation_tasks": 20}
+
+    @jax.jit
+    def train(hyper, key):
+        optimiser = outer_loop.make_optimiser()
+        return outer_loop.meta_train(structure.init, hyper, key, training, validation, optimiser, **settings)
+
+    state, _ = train(jax.tree.map(jnp.float32, hyper), key)
+    np.testing.assert_allclose(state.best_accuracy, best["accuracy"], atol=1e-3)
+
+
+@pytest.mark.parametrize("lanes", [1, 6])
+def test_lanes_do_not_matter(table, lanes, tmp_path):
+    for row, other in zip(run_search(tmp_path, lanes=lanes), table, strict=True):
+        assert row["trial"] == other["trial"]
+        np.testing.assert_allclose(row["accuracy"], other["accuracy"], atol=1e-3)
+
+
+@pytest.mark.parametrize("moments", [(1,), (2, 1, 3), (3, 3, 1, 1)], ids=str)
+def test_stopped_and_started_again_ends_in_the_same_table(table, moments, tmp_path):
+    for moment in moments:
+        calls = []
+
+        def die(progress, calls=calls, moment=moment):
+            calls.append(progress)
+            if len(calls) == moment:
+                raise KeyboardInterrupt  # not asked to stop, so nothing more is saved
+
+        with pytest.raises(KeyboardInterrupt):
+            run_search(tmp_path, report=die)
+    assert run_search(tmp_path) == table
+
+
+def test_asked_to_stop_saves_and_goes_on_from_there(table, tmp_path):
+    reports = []
+
+    def stop(progress):
+        reports.append(progress)
+        if len(reports) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(search.Interrupted):
+        run_search(tmp_path, report=stop)
+    done = reports[-1].done
+    again = []
+    assert run_search(tmp_path, report=again.append) == table
+    assert again[0].done > done
+    assert again[-1].done == again[-1].total == 6 * 2 + 3 * 2 + 2 * 4
+
+
+def test_progress_counts_every_step_once(tmp_path):
+    done = []
+    run_search(tmp_path, report=lambda progress: done.append(progress.done))
+    assert done == sorted(done)
+    assert done[-1] == 6 * 2 + 3 * 2 + 2 * 4
+
+
+def test_tpe_goes_by_batches(tmp_path):
+    config = dataclasses.replace(CONFIG, sampler="tpe", batch=3, halvings=0)
+    rows = run_search(tmp_path, config)
+    assert sorted(row["trial"] for row in rows) == list(range(6))
+    assert len({row["draw"]["l2"] for row in rows}) == 6
+
+
+def test_results_and_importances(table, tmp_path):
+    best = write_results(CONFIG, tmp_path, table)
+    assert TrainConfig.read(tmp_path / "best.json") == best
+    assert best.hyper.learning_rate == table[0]["draw"]["learning_rate"]
+    assert best.structure.finetune_step_size == table[0]["draw"]["finetune_step_size"]
+    rng = np.random.default_rng(0)
+    space = search.space_of("meta-sgd")
+    made_up = []
+    for _ in range(60):
+        draw = {name: float(np.exp(rng.uniform(*np.log(ends)))) for name, ends in space.items()}
+        made_up.append({"draw": draw, "accuracy_at": {"2": np.log(draw["keep"]) + 0.01 * rng.normal()}})
+    shares = importances(CONFIG, made_up)
+    assert max(shares, key=lambda name: shares[name]) == "keep"
+    assert shares["keep"] > 0.8
+    assert importances(CONFIG, made_up[:2]) == {}
+
+
+SMALL = (
+    "--data", "features.npz", "--learner", "meta-sgd", "--way", "3", "--trials", "4", "--steps", "4", "--halvings", "1",
+    "--validate-every", "2", "--validation-tasks", "10",
+)  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data.save(METASET, "features.npz")
+    return tmp_path
+
+
+def test_command(here, capsys):
+    main(["search", *SMALL, "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 4
+    assert (here / "search/search.png").read_bytes().startswith(b"\x89PNG")
+    assert not (here / "search/population.safetensors").exists()
+    main(["search", *SMALL, "--json"])  # nothing left to do
+    assert json.loads(capsys.readouterr().out) == rows
+    main(["train", "--data", "features.npz", "--way", "3", "--query", "4", "--steps", "2", "--preset",
+          "search/best.json", "--out", "run", "--json", "--validation-tasks", "4"])  # fmt: skip
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert config["structure"]["learner"] == "meta-sgd"
+    assert config["hyper"]["keep"] == rows[0]["draw"]["keep"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("--learner", "leoo"), "unknown learner 'leoo'; known are leo, leo-no-finetuning, .* cl2n"),
+        (("--learner", "cl2n"), "cl2n has nothing to learn"),
+        (("--way", "6"), "6-way tasks need 6 classes; the val split has 5"),
+        (("--trials", "0"), "--trials must be at least 1"),
+        (("--sampler", "grid"), "unknown sampler 'grid'; known are random, tpe"),
+        (("--halvings", "-1"), "--halvings must be between"),
+        (("--storage", "postgresql://me@127.0.0.1:1/x"), "cannot reach the database postgresql://me@127.0.0.1:1/x: "),
+    ],
+    ids=str,
+)
+def test_mistakes(here, capsys, change, message):
+    with pytest.raises(SystemExit) as end:
+        main(["search", *SMALL, *change])
+    assert end.value.code == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert re.search(message, said[-1]), said
+    assert "Traceback" not in "".join(said)
+
+
+def test_a_study_of_another_space_and_a_busy_folder(here, capsys):
+    main(["search", *SMALL])
+    capsys.readouterr()
+    for change, message in (
+        (("--learner", "prototypical", "--study", "meta-sgd-3way-1shot"), "another search space"),
+        (("--steps", "8"), "was started with steps 4, not 8"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["search", *SMALL, *change])
+        assert message in capsys.readouterr().err.strip().splitlines()[-1]
+    with search.locked(here / "search"), pytest.raises(SystemExit):
+        main(["search", *SMALL])
+    assert "another search is at work in search" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_ends_in_the_same_table(here):
+    command = [
+        sys.executable, "-m", "metaleo.cli", "search", *SMALL, "--trials", "8", "--steps", "2000", "--halvings", "2",
+        "--validate-every", "100", "--lost-after", "2",
+    ]  # fmt: skip
+    subprocess.run([*command, "--out", "whole"], check=True, capture_output=True)
+    start = time.monotonic()
+    subprocess.run([*command, "--out", "warm"], check=True, capture_output=True)
+    length = time.monotonic() - start
+    rng, kills = random.Random(0), 0
+    while True:
+        worker = subprocess.Popen([*command, "--out", "killed"], stderr=subprocess.DEVNULL)
+        try:
+            worker.wait(rng.uniform(0.3, 1.0) * length if kills < 8 else 600)
+            break
+        except subprocess.TimeoutExpired:
+            worker.send_signal(signal.SIGKILL)
+            worker.wait()
+            kills += 1
+    assert worker.returncode == 0
+    assert kills >= 2
+    assert (here / "killed/trials.json").read_text() == (here / "whole/trials.json").read_text()
