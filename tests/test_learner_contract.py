@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaleo.config import UNTRAINED
+from metaleo.config import ABLATIONS, UNTRAINED
 from metaleo.tasks import Batch, Task
 from small import (
     HYPER,
@@ -26,7 +26,10 @@ from small import (
     shake,
 )  # fmt: skip
 
-every_learner = pytest.mark.parametrize("name", LEARNERS)
+SWITCHED = [name for name in ABLATIONS if name != "leo"]  # LEO with a part switched off: slow, so that LEO can be fast
+every_learner = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SWITCHED else name for name in LEARNERS]
+)
 
 
 @every_learner

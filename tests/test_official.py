@@ -50,6 +50,7 @@ class Golden:
             weights["finetune_lr"][0, 0],
             latent_steps=int(self.numbers["hp/latent_steps"]),
             finetune_steps=int(self.numbers["hp/finetune_steps"]),
+            stochastic=True,
             official=True,
         )
         self.hyper = Hyper(

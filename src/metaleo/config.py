@@ -257,10 +257,16 @@ PRESETS: dict[str, Preset] = {
         Structure(learner="maml", finetune_step_size=2.0),
     ),
     "embedding": Preset(
-        "a few trials on the embedded sample, for learners that learn an embedding of the features",
+        "random searches of 32 trials on this project's miniImageNet features (docs/results.md)",
         1,
-        Hyper(3e-4, kl=0.0, encoder_penalty=0.0, l2=1e-3, orthogonality=0.0, keep=0.5),
+        Hyper(1e-4, kl=0.0, encoder_penalty=0.0, l2=4e-4, orthogonality=0.0, keep=0.8),
         Structure(learner="ridge"),
+    ),
+    "relation": Preset(
+        "random searches of 32 trials on this project's miniImageNet features (docs/results.md)",
+        1,
+        Hyper(1.3e-4, kl=0.0, encoder_penalty=0.0, l2=1e-2, orthogonality=0.0, keep=0.5),
+        Structure(learner="relation"),
     ),
 }
 
@@ -272,7 +278,7 @@ def find_preset(name: str | None, learner: str, shot: int | None) -> Preset:
         return Preset(name, found.shot, found.hyper, found.structure, found.clip)
     if name is None:
         few = "1shot" if (shot or 1) < 5 else "5shot"
-        own = {"meta-sgd": "meta-sgd", "maml": "maml", "fomaml": "maml", "reptile": "maml"}
+        own = {"meta-sgd": "meta-sgd", "maml": "maml", "fomaml": "maml", "reptile": "maml", "relation": "relation"}
         name = f"metaleo-mini-{few}" if learner in ABLATIONS else own.get(learner, "embedding")
     if name not in PRESETS:
         raise BadInput(f"unknown preset {name!r}; known are {', '.join(PRESETS)}, and best.json of a search")

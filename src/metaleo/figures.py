@@ -23,7 +23,8 @@ def plot_curves(
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150, layout="constrained")
+    crowded = len(runs) > 3  # no room for a legend among the curves
+    figure, axes = plt.subplots(figsize=(10 if crowded else 7, 4.2), dpi=150, layout="constrained")
     for (name, records), colour in zip(runs.items(), COLOURS, strict=False):
         for index, seed in enumerate(sorted({record["seed"] for record in records})):
             own = [record for record in records if record["seed"] == seed]
@@ -35,12 +36,18 @@ def plot_curves(
                     continue
                 points = [(r["step"], 100 * r[field]) for r in own if r.get(field) is not None]
                 what = "training tasks (dropout on)" if field == "query_accuracy" else "validation tasks"
-                label = f"{name}, {what}" if index == 0 else None
+                shown = f"{name}, {what}" if len(fields) > 1 else name
+                label = shown if index == 0 else None
                 axes.plot(*zip(*points, strict=True) if points else ([], []), color=colour, label=label, **style)
-    axes.set(xlabel="meta-steps", ylabel="accuracy on query examples (%)", title=title)
+    where = {"query_accuracy": "training", "validation_accuracy": "validation"}
+    tasks = f" of {where[fields[0]]} tasks" if len(fields) == 1 else ""
+    axes.set(xlabel="meta-steps", ylabel=f"accuracy on query examples{tasks} (%)", title=title)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    if crowded:
+        figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    else:
+        axes.legend(frameon=False, fontsize="small")
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")
     plt.close(figure)
@@ -101,9 +108,9 @@ def plot_search(
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter
 
-    across = 3
+    across = 4
     down = -(-(len(space) + bool(importances)) // across)
-    figure, grid = plt.subplots(down, across, figsize=(9, 2.6 * down), dpi=150, layout="constrained", squeeze=False)
+    figure, grid = plt.subplots(down, across, figsize=(11, 2.7 * down), dpi=150, layout="constrained", squeeze=False)
     lengths = sorted({trial["steps"] for trial in trials})
     shades = plt.get_cmap("viridis_r")
     for axes, (name, ends) in zip(grid.flat, space.items(), strict=False):
@@ -120,7 +127,7 @@ def plot_search(
         axes.plot(best["draw"][name], 100 * best["accuracy"], "o", markersize=9, fillstyle="none", color=COLOURS[1])
         axes.set(xscale="log", xlim=(ends[0] / 1.2, ends[1] * 1.2))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        if ends[1] < 10 * ends[0]:  # less than a decade: its own ticks
+        if ends[1] <= 10 * ends[0]:  # a decade at most: its own ticks
             ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1.0) if ends[0] <= tick <= ends[1]]
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set_xlabel(name.replace("_", " "), fontsize=9)

@@ -31,8 +31,11 @@ def join_hosts() -> None:
     if "JAX_COORDINATOR_ADDRESS" not in os.environ:
         return
     try:
-        number = {name: os.environ.get(f"JAX_{name.upper()}") for name in ("num_processes", "process_id")}
-        jax.distributed.initialize(**{name: None if text is None else int(text) for name, text in number.items()})
+        processes, process = (os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
+        jax.distributed.initialize(
+            num_processes=None if processes is None else int(processes),  # none: JAX asks the scheduler
+            process_id=None if process is None else int(process),
+        )
     except (ValueError, RuntimeError) as error:
         raise BadInput(f"cannot join the other hosts: {str(error).splitlines()[0]}") from error
 

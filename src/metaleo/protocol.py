@@ -88,7 +88,7 @@ class Protocol:
     data: str
     trials: int = 64
     search_steps: int = 20_000
-    halvings: int = 3
+    halvings: int = 2
     final_steps: int = 20_000
     patience: int = 20
     validate_every: int = 500
@@ -304,7 +304,7 @@ def write_report(protocol: Protocol, results: dict[int, list[Result]], report: d
     plot_reproduction(folder / "report.png", panels)
     for shot, rows in results.items():
         curves = {
-            result.row: runs.read_metrics(folder / f"{shot}shot" / result.row / "final" / "metrics.jsonl")
+            ROWS[result.row]: runs.read_metrics(folder / f"{shot}shot" / result.row / "final" / "metrics.jsonl")
             for result in rows
         }
         title = f"Stage 3, {protocol.way}-way {shot}-shot, {protocol.seeds} seeds"

@@ -57,7 +57,7 @@ SIX: Space = {
     "encoder_penalty": (1e-9, 1e-1),
     "l2": (1e-10, 1e-3),
     "orthogonality": (1e-3, 1e4),
-    "keep": (0.3, 1.0),
+    "keep": (0.1, 1.0),
 }
 """Log-uniform ranges that hold every value of the paper's Table 5 and of the README of the authors' code."""
 SAVE_SECONDS = 30.0
@@ -88,9 +88,9 @@ class SearchConfig:
 
     def settings(self) -> dict[str, Any]:
         """What all workers of a study must agree on, wherever each keeps its copy of the data."""
-        common = self.train.to_json() | {"data": Path(self.train.data).name}
         searched = space_of(self.train.structure.learner)
-        common["hyper"] = {name: value for name, value in common["hyper"].items() if name not in searched}
+        fixed = {name: value for name, value in vars(self.train.hyper).items() if name not in searched}
+        common = self.train.to_json() | {"data": Path(self.train.data).name, "hyper": fixed}
         return common | {name: getattr(self, name) for name in ("trials", "halvings", "sampler")}
 
     def with_draw(self, draw: dict[str, float]) -> TrainConfig:

@@ -22,8 +22,11 @@ from optuna.distributions import FloatDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from metaleo.errors import BadInput
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would announce every trial
 
 Space = Mapping[str, tuple[float, float]]
 """Log-uniform ranges by name."""
@@ -191,7 +194,7 @@ class Study:
 
         def beat() -> None:
             while True:
-                with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):  # the next one may get through
+                with contextlib.suppress(SQLAlchemyError):  # the next one may get through
                     self.study.set_user_attr(f"worker {self.worker}", time.time())
                 if over.wait(self.lost_after / 4):
                     return
@@ -220,18 +223,18 @@ def one_at_a_time(url: str) -> Iterator[None]:
 
 def open_study(url: str, name: str) -> tuple[optuna.Study, RDBStorage]:
     """The study of this name in a database, made if it is new."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    shown = url
     try:
         shown = sqlalchemy.make_url(url).render_as_string(hide_password=True)
         timeout = {"connect_timeout": 10} if url.startswith(("postgresql", "mysql")) else {}
         storage = RDBStorage(url, engine_kwargs={"connect_args": timeout})
         study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
         return study, storage
-    except sqlalchemy.exc.ArgumentError as error:
+    except ArgumentError as error:
         raise BadInput(f"--storage {url} is not a database URL such as postgresql://user@host/name") from error
     except ImportError as error:
         raise BadInput(f"--storage {shown} needs a driver: {error.__cause__ or error}") from error
-    except sqlalchemy.exc.SQLAlchemyError as error:
+    except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         raise BadInput(f"cannot reach the database {shown}: {reason}") from error
 

@@ -70,8 +70,9 @@ def train_with_progress(run, name: str, go_on: str = ""):
             go_on = go_on or f"go on with:\n  metaleo train --resume --out {run.folder}"
             say.print(f"stopped and saved; {go_on}")
             raise
-        if bool(state.stopped.all()):
-            progress.update(bar, total=int(state.step.max()))
+        reached = int(state.step.max())
+        note = progress.tasks[bar].fields["note"].replace("compiling …", "done")  # it may have been done before
+        progress.update(bar, completed=reached, total=reached, note=note)
     return state
 
 

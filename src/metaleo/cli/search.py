@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from rich import box
 from rich.table import Table
 
 from metaleo.cli.common import Int, Text, progress_bar, say
@@ -101,7 +102,9 @@ class Search:
             validation_tasks=self.validation_tasks,
         )
         config = SearchConfig(flags.resolve(metaset.dim), self.trials, self.halvings, self.sampler, batch)
-        say.print(f"{config.train.data}: {metaset.describe()}")
+        say.print(f"{config.train.data}: {metaset.describe()}", markup=False, soft_wrap=True)
+        title = f"{self.learner}, {self.way}-way {self.shot}-shot"
+        say.print(f"{title}: {self.trials} trials of {self.steps:,} meta-steps → {self.out}", markup=False)
         rows, _ = search_with_progress(
             config,
             self.out,
@@ -151,7 +154,7 @@ def search_with_progress(
             )
             stack.enter_context(trials.heartbeat())
         progress = stack.enter_context(progress_bar())
-        bar = progress.add_task(f"search {title}", total=None, note="compiling …")
+        bar = progress.add_task("search", total=None, note="compiling …")
         clock = [time.monotonic(), 0]
 
         def report(now: search.Progress) -> None:
@@ -173,6 +176,7 @@ def search_with_progress(
             say.print("stopped and saved; run the same command again to go on")
             raise
         if trials is not None:
+            progress.update(bar, note=progress.tasks[bar].fields["note"].replace("compiling …", "done"))
             rows = search.rows_of(trials)
             search.write_results(config, folder, rows)
             plot_search(folder / "search.png", rows, worker.space, search.importances(config, rows), title)
@@ -187,10 +191,11 @@ def make(folder: Path) -> Path:
 
 
 def print_trials(rows: list[dict[str, Any]], shown: int = 10) -> None:
-    table = Table(title=f"the best of {len(rows)} trials, by validation accuracy", title_justify="left")
-    for column in ("trial", "accuracy", "steps", *(name.replace("_", " ") for name in rows[0]["draw"])):
-        table.add_column(column, justify="right")
+    say.print(f"the best of {len(rows)} trials, by validation accuracy:")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for column in ("trial", "accuracy", "steps", *(name.replace("_", "\n") for name in rows[0]["draw"])):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows[:shown]:
-        draw = (f"{value:.3g}" for value in row["draw"].values())
+        draw = (f"{value:.2g}" for value in row["draw"].values())
         table.add_row(str(row["trial"]), f"{100 * row['accuracy']:.2f} %", f"{row['steps']:,}", *draw)
     say.print(table)
