@@ -14,6 +14,7 @@ from metaleo.checkpoint import load_model
 from metaleo.cli import main
 from metaleo.config import PRESETS
 from metaleo.data.rows import normalise
+from metaleo.files import read_json
 from small import make_metaset
 from test_cli import fails
 
@@ -155,12 +156,12 @@ def test_interrupted(whole, tmp_path, monkeypatch, capsys):
 
 def test_lost_time_is_not_made_up(here):
     with compare.clocked(here, "training"):
-        assert compare.read_json(here / "times.json") == {"training": None}  # what a kill would leave
-    assert compare.read_json(here / "times.json")["training"] >= 0
+        assert read_json(here / "times.json") == {"training": None}  # what a kill would leave
+    assert read_json(here / "times.json")["training"] >= 0
     (here / "times.json").write_text('{"training": null}')
     with compare.clocked(here, "training"):
         pass
-    assert compare.read_json(here / "times.json") == {"training": None}
+    assert read_json(here / "times.json") == {"training": None}
 
 
 def test_mean_feature(monkeypatch):

@@ -138,7 +138,7 @@ def test_killed_at_random_moments_ends_in_the_same_report(here):
     while True:
         worker = subprocess.Popen([*command, "--out", "killed"], stderr=subprocess.DEVNULL)
         try:
-            worker.wait(rng.uniform(0.2, 0.8) * length if kills < 8 else 900)
+            worker.wait(rng.uniform(0.2, 0.8) * length if kills < 5 else 900)
             break
         except subprocess.TimeoutExpired:
             worker.send_signal(signal.SIGKILL)

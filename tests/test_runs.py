@@ -72,7 +72,7 @@ def test_resuming_gives_exactly_the_same(tmp_path, whole, step):
 @pytest.mark.slow
 def test_lines_past_the_saved_state_are_written_once(tmp_path, whole, monkeypatch):
     """A kill between a report and the next save: the state is older than the metrics, the last line is torn."""
-    monkeypatch.setattr(runs, "REPORT_EVERY", 2)
+    monkeypatch.setattr(runs, "report_every", lambda: 2)
     monkeypatch.setattr(runs, "SAVE_SECONDS", 10**6)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", report=cut_at(6))

@@ -235,7 +235,7 @@ def test_killed_at_random_moments_ends_in_the_same_table(here):
     while True:
         worker = subprocess.Popen([*command, "--out", "killed"], stderr=subprocess.DEVNULL)
         try:
-            worker.wait(rng.uniform(0.3, 1.0) * length if kills < 8 else 600)
+            worker.wait(rng.uniform(0.2, 0.7) * length if kills < 5 else 600)
             break
         except subprocess.TimeoutExpired:
             worker.send_signal(signal.SIGKILL)

@@ -14,8 +14,6 @@ import math
 import shlex
 import shutil
 import time
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +34,9 @@ from metaleo.config import LEARNERS, UNTRAINED, Structure, TrainConfig
 from metaleo.data.metaset import SLAB, MetaSet
 from metaleo.data.rows import normalise, place
 from metaleo.errors import BadInput
-from metaleo.evaluation import Calibration, Report, Score, summarise
+from metaleo.evaluation import Report, Score, load_score, save_score, summarise
 from metaleo.figures import plot_comparison, plot_curves
-from metaleo.files import replacing, write_text
+from metaleo.files import read_json, write_text
 from metaleo.tasks import Episodes
 from metaleo.tasks.episodes import check
 
@@ -136,7 +134,7 @@ def compare(plan: Plan, folder: Path, overwrite: bool) -> dict[str, Any]:
         for shot in plan.shots
         for learner in plan.learners
     }
-    claim(folder, dataclasses.asdict(plan) | {"checksum": checksum(metaset)}, overwrite)
+    claim(folder, dataclasses.asdict(plan) | {"checksum": metaset.checksum()}, overwrite)
     for own, config in jobs.items():
         if (own / "config.json").is_file():  # of another version of Metaleo, or resumed with more steps
             refuse_other(own, runs.resume(own, None).to_json(), config.to_json(), set())
@@ -178,15 +176,6 @@ def compare(plan: Plan, folder: Path, overwrite: bool) -> dict[str, Any]:
 # The folder
 
 
-def checksum(metaset: MetaSet) -> int:
-    """Of the features, and of which belong to what: a file may change under its name."""
-    total = zlib.crc32(json.dumps([metaset.splits, metaset.counts.tolist()]).encode())
-    total = zlib.crc32(np.asarray(metaset.rows, np.int64).tobytes(), total)
-    for _, slab in metaset.slabs():
-        total = zlib.crc32(slab.tobytes(), total)
-    return total
-
-
 def claim(folder: Path, settings: dict[str, Any], overwrite: bool) -> None:
     """Write down the settings, unless the folder holds something else. Learners and shots may be added later."""
     path = folder / "compare.json"
@@ -211,14 +200,6 @@ def refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any], free
             raise BadInput(f"{folder} was made with other settings ({what}); replace the comparison with --overwrite")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What a JSON file holds, nothing if there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return values if isinstance(values, dict) else {}
-    return {}
-
-
 @contextlib.contextmanager
 def clocked(folder: Path, what: str) -> Iterator[None]:
     """Add the seconds of a block to those of earlier attempts; unknown, should it be killed."""
@@ -231,25 +212,6 @@ def clocked(folder: Path, what: str) -> Iterator[None]:
     finally:
         seconds = None if before is None else round(before + time.monotonic() - start, 2)
         write_text(path, json.dumps(times | {what: seconds}) + "\n")
-
-
-def save_score(path: Path, score: Score, seed: int) -> None:
-    """All that `summarise` needs, and which tasks they were."""
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.savez_compressed(file, accuracy=score.accuracy, nll=score.nll, seed=seed, tasks=len(score.accuracy),
-                            **vars(score.calibration))  # fmt: skip
-
-
-def load_score(path: Path, seed: int, tasks: int) -> Score | None:
-    """The scores of these tasks, if they are there."""
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
-            if (int(held["seed"]), int(held["tasks"])) != (seed, tasks):
-                return None
-            calibration = Calibration(held["count"], held["correct"], held["confidence"])
-            return Score(held["accuracy"], held["nll"], calibration)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
-        return None
 
 
 # The work

@@ -235,23 +235,23 @@ PRESETS: dict[str, Preset] = {
         "tieredImageNet", 5, 6.110314e-4, 1.690399e-10, 2.481216e-2, 0.415158, 1.622811, 2.672450e-5
     ),
     "metaleo-mini-1shot": Preset(
-        "a random search of 64 trials on this project's miniImageNet features (docs/results.md), 1-shot",
+        "the search of `metaleo reproduce` on this project's miniImageNet features (docs/results.md), 1-shot",
         1,
-        Hyper(7e-4, kl=5.6e-3, encoder_penalty=1.6e-5, l2=9e-8, orthogonality=150.0, keep=0.365),
+        Hyper(3.25e-4, kl=2.81e-3, encoder_penalty=4.5e-7, l2=1.39e-4, orthogonality=22.1, keep=0.609),
     ),
     "metaleo-mini-5shot": Preset(
-        "a random search of 64 trials on this project's miniImageNet features (docs/results.md), 5-shot",
+        "the search of `metaleo reproduce` on this project's miniImageNet features (docs/results.md), 5-shot",
         5,
-        Hyper(8e-4, kl=5.6e-3, encoder_penalty=1.6e-5, l2=9e-8, orthogonality=150.0, keep=0.365),
+        Hyper(1.5e-3, kl=6.24e-2, encoder_penalty=5.53e-8, l2=1.32e-9, orthogonality=1.49e-3, keep=0.448),
     ),
     "meta-sgd": Preset(
-        "a random search of 64 trials on this project's miniImageNet features (docs/results.md)",
+        "the search of `metaleo reproduce` on this project's miniImageNet features (docs/results.md), 1-shot",
         1,
-        Hyper(2e-3, kl=0.0, encoder_penalty=0.0, l2=5e-5, orthogonality=0.0, keep=0.4),
-        Structure(learner="meta-sgd", finetune_step_size=1.0),
+        Hyper(3.04e-3, kl=0.0, encoder_penalty=0.0, l2=7.29e-6, orthogonality=0.0, keep=0.4),
+        Structure(learner="meta-sgd", finetune_step_size=1.78),
     ),
     "maml": Preset(
-        "Meta-SGD's preset with one fixed step size",
+        "by hand, near Meta-SGD's, with one fixed step size",
         1,
         Hyper(2e-3, kl=0.0, encoder_penalty=0.0, l2=5e-5, orthogonality=0.0, keep=0.4),
         Structure(learner="maml", finetune_step_size=2.0),

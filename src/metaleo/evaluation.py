@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,3 +140,22 @@ def write_scores(path: Path, scores: dict[int, Score]) -> None:
         for seed, score_of_seed in scores.items():
             for task, (right, nll) in enumerate(zip(score_of_seed.accuracy, score_of_seed.nll, strict=True)):
                 file.write(f"{seed},{task},{right:.6f},{nll:.6f}\n")
+
+
+def save_score(path: Path, score: Score, seed: int) -> None:
+    """All that `summarise` needs, and which tasks they were."""
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, accuracy=score.accuracy, nll=score.nll, seed=seed, tasks=len(score.accuracy),
+                            **vars(score.calibration))  # fmt: skip
+
+
+def load_score(path: Path, seed: int, tasks: int) -> Score | None:
+    """The scores of these tasks, if they are there."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
+            if (int(held["seed"]), int(held["tasks"])) != (seed, tasks):
+                return None
+            calibration = Calibration(held["count"], held["correct"], held["confidence"])
+            return Score(held["accuracy"], held["nll"], calibration)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None

@@ -1,9 +1,11 @@
 """Files that are either the old one or the new one, never half of each."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -34,3 +36,11 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a JSON file holds, nothing if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return values if isinstance(values, dict) else {}
+    return {}

@@ -7,6 +7,7 @@ environment (or under a scheduler that JAX knows); the first one writes the file
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,9 @@ def join_hosts() -> None:
         )
     except (ValueError, RuntimeError) as error:
         raise BadInput(f"cannot join the other hosts: {str(error).splitlines()[0]}") from error
+    results = os.dup(1)  # standard output is for results, but what joins the hosts talks there too
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(results, "w", encoding="utf-8") if is_first_host() else open(os.devnull, "w")  # noqa: SIM115
 
 
 def is_first_host() -> bool:

@@ -28,14 +28,13 @@ from metaleo.checkpoint import load_model
 from metaleo.cli.common import say, score_with_progress, train_with_progress
 from metaleo.cli.search import search_with_progress
 from metaleo.cli.train import Train
-from metaleo.compare import checksum, load_score, read_json, save_score
 from metaleo.config import TrainConfig
 from metaleo.data.metaset import SPLITS, MetaSet
 from metaleo.data.rows import place
 from metaleo.errors import BadInput
-from metaleo.evaluation import Score, summarise
+from metaleo.evaluation import Score, load_score, save_score, summarise
 from metaleo.figures import plot_curves, plot_reproduction
-from metaleo.files import write_text
+from metaleo.files import read_json, write_text
 from metaleo.population import is_first_host, meet
 from metaleo.search import SearchConfig, locked
 from metaleo.tasks import Episodes
@@ -163,7 +162,7 @@ def reproduce(
 ) -> dict[str, Any]:
     """All stages for all rows, as far as they are not done; then the report, which is returned."""
     protocol.check(metaset, shots, rows)
-    agree(folder, dataclasses.asdict(protocol) | {"data": Path(protocol.data).name, "checksum": checksum(metaset)})
+    agree(folder, dataclasses.asdict(protocol) | {"data": Path(protocol.data).name, "checksum": metaset.checksum()})
     results: dict[int, list[Result]] = {shot: [] for shot in shots}
     jobs = [(shot, row) for shot in shots for row in ROWS if row in rows]
     for number, (shot, row) in enumerate(jobs, start=1):

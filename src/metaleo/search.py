@@ -89,8 +89,9 @@ class SearchConfig:
     def settings(self) -> dict[str, Any]:
         """What all workers of a study must agree on, wherever each keeps its copy of the data."""
         searched = space_of(self.train.structure.learner)
-        fixed = {name: value for name, value in vars(self.train.hyper).items() if name not in searched}
-        common = self.train.to_json() | {"data": Path(self.train.data).name, "hyper": fixed}
+        common: dict[str, Any] = self.train.to_json() | {"data": Path(self.train.data).name}
+        for part in ("structure", "hyper"):
+            common[part] = {name: value for name, value in common[part].items() if name not in searched}
         return common | {name: getattr(self, name) for name in ("trials", "halvings", "sampler")}
 
     def with_draw(self, draw: dict[str, float]) -> TrainConfig:

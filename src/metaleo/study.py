@@ -19,10 +19,11 @@ import numpy as np
 import optuna
 import sqlalchemy
 from optuna.distributions import FloatDistribution
+from optuna.exceptions import StorageInternalError
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
 
 from metaleo.errors import BadInput
 
@@ -227,7 +228,7 @@ def open_study(url: str, name: str) -> tuple[optuna.Study, RDBStorage]:
     try:
         shown = sqlalchemy.make_url(url).render_as_string(hide_password=True)
         timeout = {"connect_timeout": 10} if url.startswith(("postgresql", "mysql")) else {}
-        storage = RDBStorage(url, engine_kwargs={"connect_args": timeout})
+        storage = open_storage(url, {"connect_args": timeout})
         study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
         return study, storage
     except ArgumentError as error:
@@ -237,6 +238,15 @@ def open_study(url: str, name: str) -> tuple[optuna.Study, RDBStorage]:
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         raise BadInput(f"cannot reach the database {shown}: {reason}") from error
+
+
+def open_storage(url: str, engine: dict[str, Any]) -> RDBStorage:
+    """Optuna's tables in a database, made if there are none; another worker may be making them at this moment."""
+    for _ in range(10):
+        with contextlib.suppress(IntegrityError, ProgrammingError, StorageInternalError):
+            return RDBStorage(url, engine_kwargs=engine)
+        time.sleep(0.5)
+    return RDBStorage(url, engine_kwargs=engine)
 
 
 def describe(space: Mapping[str, Any]) -> str:

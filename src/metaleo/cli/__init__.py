@@ -1,6 +1,5 @@
 """The command line: `metaleo quickstart`, `train`, `evaluate`, `compare`; a file per command."""
 
-import os
 import sys
 from typing import Annotated
 
@@ -44,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         join_hosts()
         if not is_first_host():
-            say.quiet, sys.stdout = True, open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+            say.quiet = True
         command.run()
     except BadInput as error:
         say.print(f"metaleo: {error}", markup=False, soft_wrap=True)

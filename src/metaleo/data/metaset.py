@@ -1,6 +1,8 @@
 """MetaSet: feature vectors by class. Classes may differ in size; each belongs to train, val or test."""
 
 import dataclasses
+import json
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -114,6 +116,14 @@ class MetaSet:
             class_names=tuple(self.class_names[i] for i in chosen),
             splits=tuple(self.splits[i] for i in chosen),
         )
+
+    def checksum(self) -> int:
+        """Of the features, and of which belong to what: a file may change under its name."""
+        total = zlib.crc32(json.dumps([self.splits, self.counts.tolist()]).encode())
+        total = zlib.crc32(np.asarray(self.rows, np.int64).tobytes(), total)
+        for _, slab in self.slabs():
+            total = zlib.crc32(slab.tobytes(), total)
+        return total
 
     def describe(self) -> str:
         """One line for people."""

@@ -77,5 +77,5 @@ def place(metaset: MetaSet, on_device: bool | None = None) -> Rows:
 
 def memory_bytes() -> int:
     """The memory of the device that JAX computes on."""
-    statistics = jax.devices()[0].memory_stats() or {}
+    statistics = jax.local_devices()[0].memory_stats() or {}
     return statistics.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
