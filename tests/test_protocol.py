@@ -93,6 +93,7 @@ def test_report(here, capsys):
     assert "was made with tasks 30, not 40" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_interrupted_between_stages(here, monkeypatch, capsys):
     command = ["reproduce", "miniimagenet", *TINY, "--rows", "meta-sgd"]
     main([*command, "--out", "whole"])
