@@ -1,5 +1,7 @@
 """Small problems that every test can afford: eight numbers per example, made up but separable."""
 
+import subprocess
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,3 +92,16 @@ def close(a, b, tolerance=1e-5):
         assert one.shape == other.shape
         assert np.abs(one - other).max(initial=0) <= tolerance * max(1e-30, np.abs(other).max(initial=0))
     return True
+
+
+def kill_until_done(command: list[str], length: float, most: int = 5) -> int:
+    """Start a command again and again, killing it at random moments of the seconds that it needs; how many kills."""
+    random, kills = np.random.default_rng(0), 0
+    while True:
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            try:
+                assert process.wait(random.uniform(0.2, 0.7) * length if kills < most else 900) == 0
+                return kills
+            except subprocess.TimeoutExpired:
+                process.kill()
+                kills += 1

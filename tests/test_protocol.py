@@ -2,8 +2,6 @@
 
 import json
 import math
-import random
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +13,7 @@ from scipy import stats
 from metaleo import data, protocol, runs
 from metaleo.cli import main
 from metaleo.protocol import CLAIMS, PAPER, ROWS, Protocol, Result, difference, verdict
-from small import make_metaset
+from small import kill_until_done, make_metaset
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 TINY = (
@@ -135,16 +133,5 @@ def test_killed_at_random_moments_ends_in_the_same_report(here):
     start = time.monotonic()
     subprocess.run([*command, "--out", "whole"], check=True, capture_output=True)
     length = time.monotonic() - start
-    rng, kills = random.Random(1), 0
-    while True:
-        worker = subprocess.Popen([*command, "--out", "killed"], stderr=subprocess.DEVNULL)
-        try:
-            worker.wait(rng.uniform(0.2, 0.8) * length if kills < 5 else 900)
-            break
-        except subprocess.TimeoutExpired:
-            worker.send_signal(signal.SIGKILL)
-            worker.wait()
-            kills += 1
-    assert worker.returncode == 0
-    assert kills >= 2
+    assert kill_until_done([*command, "--out", "killed"], length) >= 2
     assert (here / "killed/report.json").read_text() == (here / "whole/report.json").read_text()

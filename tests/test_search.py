@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from metaleo.cli import main
 from metaleo.config import Structure, TrainConfig
 from metaleo.search import Search, SearchConfig, importances, rows_of, rungs, split_draw, write_results
 from metaleo.study import Study
-from small import DIM, HYPER, make_metaset
+from small import DIM, HYPER, kill_until_done, make_metaset
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 METASET = make_metaset(images=24)
@@ -231,16 +230,5 @@ def test_killed_at_random_moments_ends_in_the_same_table(here):
     start = time.monotonic()
     subprocess.run([*command, "--out", "warm"], check=True, capture_output=True)
     length = time.monotonic() - start
-    rng, kills = random.Random(0), 0
-    while True:
-        worker = subprocess.Popen([*command, "--out", "killed"], stderr=subprocess.DEVNULL)
-        try:
-            worker.wait(rng.uniform(0.2, 0.7) * length if kills < 5 else 600)
-            break
-        except subprocess.TimeoutExpired:
-            worker.send_signal(signal.SIGKILL)
-            worker.wait()
-            kills += 1
-    assert worker.returncode == 0
-    assert kills >= 2
+    assert kill_until_done([*command, "--out", "killed"], length) >= 2
     assert (here / "killed/trials.json").read_text() == (here / "whole/trials.json").read_text()
