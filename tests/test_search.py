@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sqlalchemy.exc import SQLAlchemyError
 
 from metaleo import data, outer_loop, search
 from metaleo.cli import main
@@ -218,6 +219,21 @@ def test_a_study_of_another_space_and_a_busy_folder(here, capsys):
     with search.locked(here / "search"), pytest.raises(SystemExit):
         main(["search", *SMALL])
     assert "another search is at work in search" in capsys.readouterr().err
+
+
+def test_a_database_that_goes_away(here, capsys, monkeypatch):
+    def gone(*_):
+        raise SQLAlchemyError("server closed the connection")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Study, "report", gone)
+        with pytest.raises(SystemExit) as end:
+            main(["search", *SMALL])
+    assert end.value.code == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "lost the database of the study: server closed the connection; run the same command again" in said
+    main(["search", *SMALL, "--json"])
+    assert len(json.loads(capsys.readouterr().out)) == 4
 
 
 @pytest.mark.slow

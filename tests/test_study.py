@@ -137,6 +137,28 @@ def test_the_same_slot_offered_twice_is_run_once(tmp_path):
     assert sorted(claim.slot for claim in claims) == list(range(6))
 
 
+def test_trials_that_another_worker_took_first_are_asked_for_again(tmp_path, monkeypatch):
+    """Optuna then makes a trial of its own, which belongs to no slot."""
+    study = open_study(tmp_path)
+    other = open_study(tmp_path, "b")
+    other.offer(3)
+    offer, calls = study.offer, []
+
+    def late(want):
+        waiting = offer(want)
+        if not calls:
+            calls.append([other.ask() for _ in range(3)])  # between the offer and the asking
+        return waiting
+
+    monkeypatch.setattr(study, "offer", late)
+    claims = study.claim(6)
+    assert sorted(claim.slot for claim in claims) == [3, 4, 5]
+    end(study, claims)
+    end(other, other.claim(6))
+    assert slots(study) == list(range(6))
+    assert study.finished()
+
+
 def test_tpe_learns_from_what_is_done(tmp_path):
     study = open_study(tmp_path, slots=60, space={"l2": (1e-8, 1e-2)}, sampler="tpe")
     while claims := study.claim(10):

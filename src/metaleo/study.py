@@ -56,13 +56,14 @@ class SlotSampler(BaseSampler):
         return {}
 
     def sample_independent(self, study: Any, trial: FrozenTrial, param_name: str, param_distribution: Any) -> float:
-        random = np.random.default_rng([self.seed, slot_of(trial), zlib.crc32(param_name.encode())])
+        random = np.random.default_rng([self.seed, max(0, slot_of(trial)), zlib.crc32(param_name.encode())])
         low, high = np.log(param_distribution.low), np.log(param_distribution.high)
         return float(np.clip(np.exp(random.uniform(low, high)), param_distribution.low, param_distribution.high))
 
 
 def slot_of(trial: FrozenTrial) -> int:
-    return trial.user_attrs["slot"]
+    """-1 for a trial that Optuna made because another worker had taken the last one waiting; it fails at once."""
+    return trial.user_attrs.get("slot", -1)
 
 
 class Study:
@@ -114,7 +115,7 @@ class Study:
         """The trial that counts for each slot: the oldest that has not failed."""
         counts: dict[int, FrozenTrial] = {}
         for trial in self.study.get_trials(deepcopy=False):
-            if trial.state != TrialState.FAIL:
+            if trial.state != TrialState.FAIL and slot_of(trial) >= 0:
                 counts.setdefault(slot_of(trial), trial)
         return [counts[slot] for slot in sorted(counts)]
 
@@ -133,7 +134,7 @@ class Study:
                 for number in asked:
                     if number in counting:
                         claims.append(self.as_claim(counting[number]))
-                    else:  # another worker has offered the same slot at the same moment, and was first
+                    else:  # another worker has offered the same slot at the same moment, or has taken this one's
                         self.tell(number, TrialState.FAIL)
         return claims
 

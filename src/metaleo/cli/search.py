@@ -131,6 +131,9 @@ def search_with_progress(
     lanes: int | None = None,
 ) -> tuple[list[dict[str, Any]], TrainConfig]:
     """Search, with a live bar: the trials, best first, and the configuration with the best draw."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
     from metaleo import search, study
     from metaleo.figures import plot_search
     from metaleo.runs import Interrupted
@@ -175,6 +178,9 @@ def search_with_progress(
             progress.stop()
             say.print("stopped and saved; run the same command again to go on")
             raise
+        except (SQLAlchemyError, StorageInternalError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise BadInput(f"lost the database of the study: {reason}; run the same command again to go on") from error
         if trials is not None:
             progress.update(bar, note=progress.tasks[bar].fields["note"].replace("compiling …", "done"))
             rows = search.rows_of(trials)
