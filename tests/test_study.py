@@ -18,6 +18,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
 from metaleo import data
+from metaleo import study as study_module
 from metaleo.config import PRESETS
 from metaleo.errors import BadInput
 from metaleo.search import SIX, space_of
@@ -90,39 +91,56 @@ def test_two_workers_share_without_doubling(tmp_path):
     assert all(study.finished() for study in studies)
 
 
-def test_trials_of_a_lost_worker_are_taken_over_with_their_draws(tmp_path):
-    lost = open_study(tmp_path, "a", lost_after=0.2).claim(3)
-    study = open_study(tmp_path, "b", lost_after=0.2)
+@pytest.fixture
+def wait(monkeypatch):
+    """Let a minute and a half pass at once; workers count as lost after one."""
+    ahead = [0.0]
+    monkeypatch.setattr(study_module, "now", lambda: time.time() + ahead[0])
+    return lambda: ahead.append(ahead.pop() + 90)
+
+
+def test_trials_of_a_lost_worker_are_taken_over_with_their_draws(tmp_path, wait):
+    lost = open_study(tmp_path, "a").claim(3)
+    study = open_study(tmp_path, "b")
     assert len(study.claim(6)) == 3
-    time.sleep(0.3)
+    wait()
     taken = study.claim(6)
     assert sorted(claim.slot for claim in taken) == list(range(6))
     by_slot = {claim.slot: claim.draw for claim in taken}
     for claim in lost:
         assert by_slot[claim.slot] == claim.draw
     end(study, taken)
-    late = open_study(tmp_path, "a", lost_after=0.2)  # the lost one was only slow
+    late = open_study(tmp_path, "a")  # the lost one was only slow
     end(late, lost)
     assert late.claim(6) == []
     assert slots(study) == list(range(6))
 
 
-def test_a_living_worker_is_left_alone(tmp_path):
-    busy = open_study(tmp_path, "a", lost_after=0.4)
+def test_a_living_worker_is_left_alone(tmp_path, wait):
+    busy, study = open_study(tmp_path, "a"), open_study(tmp_path, "b")
     claims = busy.claim(3)
     with busy.heartbeat():
-        time.sleep(1)
-        study = open_study(tmp_path, "b", lost_after=0.4)
+        wait()
+        busy.beat()
         assert len(study.claim(6)) == 3
         assert not study.finished()
     end(busy, claims)
+    assert len(slots(study)) == 3
 
 
-def test_a_trial_that_was_lost_between_asking_and_marking_is_not_lost(tmp_path):
-    study = open_study(tmp_path, lost_after=0.2)
+def test_a_heartbeat_goes_on_by_itself(tmp_path):
+    study = open_study(tmp_path, lost_after=0.1)
+    with study.heartbeat():
+        first = study.study.user_attrs["worker a"]
+        while study.study.user_attrs["worker a"] == first:
+            time.sleep(0.01)
+
+
+def test_a_trial_that_was_lost_between_asking_and_marking_is_not_lost(tmp_path, wait):
+    study = open_study(tmp_path)
     study.offer(2)
     study.study.ask()  # killed here: nobody's trial, without a draw
-    time.sleep(0.3)
+    wait()
     claims = study.claim(6)
     assert sorted(claim.slot for claim in claims) == list(range(6))
     assert all(set(claim.draw) == set(SIX) for claim in claims)
@@ -130,7 +148,7 @@ def test_a_trial_that_was_lost_between_asking_and_marking_is_not_lost(tmp_path):
 
 def test_the_same_slot_offered_twice_is_run_once(tmp_path):
     """Two workers may find the same lost trial at the same moment."""
-    study = open_study(tmp_path, lost_after=0.2)
+    study = open_study(tmp_path)
     for _ in range(2):
         study.study.enqueue_trial({}, user_attrs={"slot": 0})
     claims = study.claim(10)

@@ -162,12 +162,12 @@ class Study:
 
     def end_lost(self) -> None:
         """End the trials of workers that have fallen silent: their slots are free again."""
-        now, beats = time.time(), self.study.user_attrs
+        time_now, beats = now(), self.study.user_attrs
         for trial in self.study.get_trials(deepcopy=False):
             if trial.state != TrialState.RUNNING or self.is_mine(trial):
                 continue
-            started = trial.datetime_start.timestamp() if trial.datetime_start else now
-            if now - beats.get(f"worker {trial.user_attrs.get('worker')}", started) > self.lost_after:
+            started = trial.datetime_start.timestamp() if trial.datetime_start else time_now
+            if time_now - beats.get(f"worker {trial.user_attrs.get('worker')}", started) > self.lost_after:
                 self.tell(trial.number, TrialState.FAIL)
 
     def is_mine(self, trial: FrozenTrial) -> bool:
@@ -189,26 +189,32 @@ class Study:
         with contextlib.suppress(ValueError, RuntimeError):  # Optuna: the trial has already finished
             self.study.tell(number, accuracy, state, skip_if_finished=True)
 
+    def beat(self) -> None:
+        self.study.set_user_attr(f"worker {self.worker}", now())
+
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[None]:
         """Says every few seconds that this worker lives, also while it compiles."""
         over = threading.Event()
 
-        def beat() -> None:
-            while True:
+        def keep_beating() -> None:
+            while not over.wait(self.lost_after / 4):
                 with contextlib.suppress(SQLAlchemyError):  # the next one may get through
-                    self.study.set_user_attr(f"worker {self.worker}", time.time())
-                if over.wait(self.lost_after / 4):
-                    return
+                    self.beat()
 
-        self.study.set_user_attr(f"worker {self.worker}", time.time())
-        thread = threading.Thread(target=beat, daemon=True)
+        self.beat()
+        thread = threading.Thread(target=keep_beating, daemon=True)
         thread.start()
         try:
             yield
         finally:
             over.set()
             thread.join()
+
+
+def now() -> float:
+    """Seconds by the clock that workers of several machines share."""
+    return time.time()
 
 
 @contextlib.contextmanager
