@@ -12,7 +12,9 @@ from jaxtyping import install_import_hook
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 with install_import_hook("metaleo", "beartype.beartype"):
-    import metaleo.cli  # noqa: F401
+    import metaleo.cli
+    import metaleo.features.benchmarks
+    import metaleo.features.run  # noqa: F401
 
 import jax
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from metaleo.checkpoint import load_model, load_tree, read_header, save_model, save_tree
+from metaleo.checkpoint import load_model, save_model
 from metaleo.config import Structure
 from metaleo.errors import BadInput
+from metaleo.trees import load_tree, read_header, save_tree
 from small import DIM, close, make_learner
 
 STRUCTURE = Structure(dim=DIM, latent=4)

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from metaleo import data, runs
-from metaleo.checkpoint import load_model, load_tree
+from metaleo.checkpoint import load_model
 from metaleo.config import Structure, TrainConfig
 from metaleo.data import rows
 from metaleo.errors import BadInput
-from metaleo.runs import Run, model_paths, prepare, read_metrics, resume
+from metaleo.journal import read_metrics
+from metaleo.runs import Run, model_paths, prepare, resume
+from metaleo.trees import load_tree
 from small import DIM, HYPER, make_metaset
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")

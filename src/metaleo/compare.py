@@ -27,7 +27,7 @@ from rich.table import Table
 
 import metaleo
 from metaleo import data, runs
-from metaleo.checkpoint import load_model, read_header, save_model
+from metaleo.checkpoint import load_model, save_model
 from metaleo.cli.common import say, score_with_progress, train_with_progress
 from metaleo.cli.train import Train
 from metaleo.config import LEARNERS, UNTRAINED, Structure, TrainConfig
@@ -37,8 +37,10 @@ from metaleo.errors import BadInput
 from metaleo.evaluation import Report, Score, load_score, save_score, summarise
 from metaleo.figures import plot_comparison, plot_curves
 from metaleo.files import read_json, write_text
+from metaleo.journal import Interrupted, read_metrics
 from metaleo.tasks import Episodes
 from metaleo.tasks.episodes import check
+from metaleo.trees import read_header
 
 GO_ON = "run the same command again to go on"
 VALIDATIONS = 4
@@ -150,7 +152,7 @@ def compare(plan: Plan, folder: Path, overwrite: bool) -> dict[str, Any]:
                 print_standings(plan, shot, standings[shot])
     except KeyboardInterrupt as interrupt:  # between runs, which save and say so themselves
         say.print(f"stopped; {GO_ON}")
-        raise runs.Interrupted from interrupt
+        raise Interrupted from interrupt
     device = jax.devices()[0]
     results = {
         "settings": dataclasses.asdict(plan),
@@ -243,7 +245,7 @@ def meta_train(metaset: MetaSet, folder: Path, config: TrainConfig) -> None:
     train_with_progress(runs.Run(config, folder, metaset), "training", GO_ON)
     name = config.structure.learner
     title = f"{name}, {config.way}-way {config.shot}-shot, {Path(config.data).name}"
-    plot_curves(folder / "curves.png", {name: runs.read_metrics(folder / "metrics.jsonl")}, title)
+    plot_curves(folder / "curves.png", {name: read_metrics(folder / "metrics.jsonl")}, title)
 
 
 def make_untrained(metaset: MetaSet, path: Path, config: TrainConfig) -> None:

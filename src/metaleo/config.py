@@ -14,6 +14,7 @@ from metaleo.learners import (
     LEO,
     MAML,
     Hyper,
+    Joint,
     Learner,
     LogisticRegression,
     MatchingNet,
@@ -24,6 +25,7 @@ from metaleo.learners import (
     Reptile,
     RidgeRegression,
 )
+from metaleo.learners.joint import Sizes, Tail
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "leo": {},
@@ -74,9 +76,21 @@ class Structure:
     """Where the learned step sizes for weights start; for MAML the step size itself."""
     official: bool = False
     """LEO's scales and KL estimate exactly as in the authors' code."""
+    tail: Sizes | None = None
+    """Of the backbone's last stage where it is learned too: height, width, channels in and out. It takes rows as
+    they are; all other learners take them normalised."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Structure":
+        tail = values.get("tail")
+        return cls(**{**values, "tail": tuple(tail) if tail else None})
 
     def init(self, key: PRNGKeyArray) -> Learner:
         """A fresh learner."""
+        if self.tail is not None:
+            tail_key, key = jax.random.split(key)
+            inner = dataclasses.replace(self, dim=self.tail[-1], tail=None)
+            return Joint(Tail.init(tail_key, self.tail), inner.init(key))
         steps = {"way": self.way, "step_size": self.finetune_step_size, "num_steps": self.finetune_steps}
         match self.learner:
             case name if name in ABLATIONS:
@@ -135,6 +149,8 @@ class TrainConfig:
     clip: Clip = "global"
     seed: int = 0
     seeds: int = 1
+    joint: str | None = None
+    """The network whose last stage is learned too, from where it is."""
     structure: Structure = Structure()
     hyper: Hyper = Hyper()
 
@@ -147,7 +163,7 @@ class TrainConfig:
             return cls(
                 **{
                     **values,
-                    "structure": Structure(**values["structure"]),
+                    "structure": Structure.from_json(values["structure"]),
                     "hyper": Hyper(**values["hyper"]),
                 }
             )

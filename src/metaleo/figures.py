@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from metaleo.files import replacing
-from metaleo.runs import Record
+from metaleo.journal import Record
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito: told apart by every eye."""

@@ -35,6 +35,7 @@ from metaleo.errors import BadInput
 from metaleo.evaluation import Score, load_score, save_score, summarise
 from metaleo.figures import plot_curves, plot_reproduction
 from metaleo.files import read_json, write_text
+from metaleo.journal import read_metrics
 from metaleo.population import is_first_host, meet
 from metaleo.search import SearchConfig, locked
 from metaleo.tasks import Episodes
@@ -303,7 +304,7 @@ def write_report(protocol: Protocol, results: dict[int, list[Result]], report: d
     plot_reproduction(folder / "report.png", panels)
     for shot, rows in results.items():
         curves = {
-            ROWS[result.row]: runs.read_metrics(folder / f"{shot}shot" / result.row / "final" / "metrics.jsonl")
+            ROWS[result.row]: read_metrics(folder / f"{shot}shot" / result.row / "final" / "metrics.jsonl")
             for result in rows
         }
         title = f"Stage 3, {protocol.way}-way {shot}-shot, {protocol.seeds} seeds"

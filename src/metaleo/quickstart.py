@@ -13,8 +13,9 @@ from metaleo.cli.train import Train
 from metaleo.data.rows import place
 from metaleo.evaluation import summarise
 from metaleo.figures import plot_curves
+from metaleo.journal import read_metrics
 from metaleo.learners import NearestCentroid
-from metaleo.runs import Run, prepare, read_metrics
+from metaleo.runs import Run, prepare
 from metaleo.tasks import Episodes
 
 if TYPE_CHECKING:

@@ -7,28 +7,26 @@ RUN/model.safetensors    the best learner so far (model-<seed>.safetensors with 
 RUN/curves.png           accuracy over meta-steps
 """
 
-import contextlib
 import dataclasses
 import json
-import math
-import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from metaleo import data, outer_loop
-from metaleo.checkpoint import load_tree, save_model, save_tree
+from metaleo.checkpoint import save_model
 from metaleo.config import TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.data.rows import place
 from metaleo.errors import BadInput
+from metaleo.features.networks import load_network
 from metaleo.files import write_text
+from metaleo.journal import Interrupted, Log, Record, claim, finite, stop_signals
+from metaleo.learners.joint import Joint, Tail
 from metaleo.outer_loop import RunState
 from metaleo.population import (
     advancer,
@@ -43,31 +41,18 @@ from metaleo.population import (
     validator,
 )
 from metaleo.tasks.episodes import Episodes
+from metaleo.trees import load_tree, save_tree
 
 SAVE_SECONDS = 2.0
 """Least time between two saves of the state."""
 HOPELESS = 100
 """Non-finite meta-gradients in a row after which a run gives up."""
 
-Record = dict[str, Any]
-
-
-class Interrupted(Exception):
-    """The run was asked to stop, and has been saved."""
-
 
 def prepare(folder: Path, config: TrainConfig, overwrite: bool) -> None:
     """Claim a folder for a new run, and write down its configuration."""
-    if not is_first_host():
-        return
-    config_path = folder / "config.json"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if not overwrite:
-            raise BadInput(f"{folder} exists; continue it with --resume or replace it with --overwrite")
-        if not config_path.is_file():
-            raise BadInput(f"{folder} is not a run folder; --overwrite replaces only those")
-        shutil.rmtree(folder)
-    write_text(config_path, json.dumps(config.to_json(), indent=2) + "\n")
+    if is_first_host():
+        claim(folder, config.to_json(), overwrite)
 
 
 def resume(folder: Path, steps: int | None) -> TrainConfig:
@@ -93,7 +78,7 @@ class Run:
             raise BadInput(f"{config.data} has {metaset.dim} features, the run was made for {config.structure.dim}")
         if metaset.subset(config.train_on).counts.size == 0:
             raise BadInput(f"{config.data} has no {config.train_on} classes: `split` marks them")
-        rows = place(metaset)
+        rows = place(metaset, normalised=config.structure.tail is None)
         training = Episodes.over(metaset.subset(config.train_on), config.way, config.shot, config.query, rows)
         validation = Episodes.over(metaset.subset("val"), config.way, config.shot, None, rows)
         self.training, self.validation = everywhere((training, validation))
@@ -109,16 +94,23 @@ class Run:
         self._saved_at = 0.0
 
     def start(self) -> RunState:
-        def begin(key):
+        """The state before the first step; a tail starts from its network."""
+        joint = self.config.joint
+        return self.begin(None if joint is None else Tail.of(load_network(Path(joint))))
+
+    def begin(self, tail: Tail | None) -> RunState:
+        def begin_one(key):
             learner = self.config.structure.init(key)
+            if isinstance(learner, Joint) and tail is not None:
+                learner = Joint(tail, learner.learner)
             return outer_loop.start(learner, outer_loop.make_optimiser(self.config.clip))
 
-        return jax.jit(jax.vmap(begin))(self.init_keys)
+        return jax.jit(jax.vmap(begin_one))(self.init_keys)
 
     def load(self) -> RunState:
         """The last saved state, or the start if there is none yet."""
         path = self.folder / "state.safetensors"
-        return load_tree(path, jax.eval_shape(self.start)) if path.is_file() else self.start()
+        return load_tree(path, jax.eval_shape(self.begin, None)) if path.is_file() else self.start()
 
     def save(self, state: RunState) -> None:
         save_tree(self.folder / "state.safetensors", state, {"kind": "state"})
@@ -198,58 +190,6 @@ class Run:
                 values = {name: finite(value[index]) for name, value in info.items()}
                 rows.append({"step": int(steps[index]), "seed": seed, **values, "skipped": int(skipped[index])})
         return rows
-
-
-def finite(value: Any) -> float | None:
-    number = float(value)
-    return round(number, 6) if math.isfinite(number) else None
-
-
-class Log:
-    """metrics.jsonl. Lines past the state that a run resumes from are dropped: they will be written again."""
-
-    def __init__(self, path: Path, step: int):
-        self.path = path
-        if not is_first_host():
-            return
-        kept = [record for record in read_metrics(path) if record["step"] <= step]
-        write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
-
-    def write(self, records: list[Record]) -> None:
-        if not is_first_host():
-            return
-        try:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(record) + "\n" for record in records))
-        except OSError as error:
-            raise BadInput(f"cannot write {self.path}: {error.strerror}; what was saved before is intact") from error
-
-
-def read_metrics(path: Path) -> list[Record]:
-    """All whole lines of a metrics file; a kill may have left half a line at the end."""
-    records = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                records.append(json.loads(line))
-    return records
-
-
-@contextlib.contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """A list that becomes non-empty when SIGINT or SIGTERM arrives; a second Ctrl-C is an ordinary one."""
-    received: list[int] = []
-
-    def note(number: int, _: Any) -> None:
-        received.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def model_paths(run: Path) -> list[Path]:

@@ -26,12 +26,12 @@ from jaxtyping import PRNGKeyArray, PyTree
 from optuna.trial import FrozenTrial, TrialState
 
 from metaleo import outer_loop
-from metaleo.checkpoint import load_tree, read_header, save_tree
 from metaleo.config import ABLATIONS, Clip, Structure, TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.data.rows import place
 from metaleo.errors import BadInput
 from metaleo.files import write_text
+from metaleo.journal import Interrupted, stop_signals
 from metaleo.learners import Hyper
 from metaleo.outer_loop import RunState
 from metaleo.population import (
@@ -47,9 +47,9 @@ from metaleo.population import (
     tell_all,
     validator,
 )
-from metaleo.runs import Interrupted, stop_signals
 from metaleo.study import Claim, Sampler, Space, Study
 from metaleo.tasks.episodes import Episodes
+from metaleo.trees import load_tree, read_header, save_tree
 
 SIX: Space = {
     "learning_rate": (1e-4, 3e-3),

@@ -1,4 +1,4 @@
-"""The command line: `metaleo quickstart`, `train`, `evaluate`, `compare`; a file per command."""
+"""The command line: a file per command."""
 
 import sys
 from typing import Annotated
@@ -8,7 +8,10 @@ import tyro
 from metaleo import __version__
 from metaleo.cli.common import say
 from metaleo.cli.compare import Compare
+from metaleo.cli.embed import Embed
 from metaleo.cli.evaluate import Evaluate
+from metaleo.cli.pack import Pack
+from metaleo.cli.pretrain import Pretrain
 from metaleo.cli.quickstart import Quickstart
 from metaleo.cli.reproduce import Reproduce
 from metaleo.cli.search import Search
@@ -23,6 +26,9 @@ Command = (
     | Annotated[Search, tyro.conf.subcommand("search")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Pack, tyro.conf.subcommand("pack")]
+    | Annotated[Pretrain, tyro.conf.subcommand("pretrain")]
+    | Annotated[Embed, tyro.conf.subcommand("embed")]
 )
 
 
@@ -32,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments in (["--version"], ["-V"]):
         print(f"metaleo {__version__}")
         return
-    from metaleo.runs import Interrupted
+    from metaleo.journal import Interrupted
 
     command = tyro.cli(
         Command,  # type: ignore[arg-type]

@@ -36,6 +36,14 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=say)
 
 
+def list_unreadable(unreadable: dict[str, str]) -> None:
+    """Images that are left out, and why; the first ten by name."""
+    for name, why in list(unreadable.items())[:10]:
+        say.print(f"left out {name}: {why}", markup=False, soft_wrap=True)
+    if unreadable:
+        say.print(f"{len(unreadable):,} images could not be read and were left out")
+
+
 def train_with_progress(run, name: str, go_on: str = ""):
     """Train, with a live bar: speed, accuracy on training tasks, best validation accuracy so far.
 

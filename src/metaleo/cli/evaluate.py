@@ -66,7 +66,8 @@ class Evaluate:
             )
         way = trained.way if self.way is None else self.way
         shot = trained.shot if self.shot is None else self.shot
-        episodes = Episodes.over(metaset.subset(self.split), way, shot, self.query, place(metaset))
+        rows = place(metaset, normalised=models[0].structure.tail is None)
+        episodes = Episodes.over(metaset.subset(self.split), way, shot, self.query, rows)
         scores = {}
         for path, model in zip(paths, models, strict=True):
             scores[model.header["seed"]] = score_with_progress(

@@ -136,7 +136,7 @@ def search_with_progress(
 
     from metaleo import search, study
     from metaleo.figures import plot_search
-    from metaleo.runs import Interrupted
+    from metaleo.journal import Interrupted
 
     train = config.train
     title = f"{train.structure.learner}, {train.way}-way {train.shot}-shot"

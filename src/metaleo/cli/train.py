@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 from metaleo.cli.common import Float, Int, Place, Text, YesNo, flag, say, train_with_progress
-from metaleo.config import LEARNERS, UNTRAINED, Clip, TrainConfig, find_preset
+from metaleo.config import LEARNERS, UNTRAINED, Clip, Sizes, TrainConfig, find_preset
 from metaleo.errors import BadInput
 
 
@@ -22,6 +23,7 @@ class Train:
       metaleo train --shot 5 --out runs/five-shot
       metaleo train --data features.npz --preset paper-mini-1shot --seeds 5
       metaleo train --learner meta-sgd --steps 5000
+      metaleo train --data flat.safetensors --joint runs/conv-4-omniglot
       metaleo train --resume --out runs/five-shot
     """
 
@@ -29,6 +31,8 @@ class Train:
     """Feature file (.npz, .safetensors), folder of the authors' pickles, or `sample`, the one in this package."""
     learner: Text = None
     """What to meta-train (leo); a wrong name lists all."""
+    joint: Place = None
+    """A conv-4 whose last stage is learned too; --data is then what `metaleo embed --layer 3 --flat` made with it."""
     preset: Text = None
     """Hyper-parameters to start from: a name (a wrong one lists them all), or best.json of a search."""
     way: Int = None
@@ -111,8 +115,10 @@ class Train:
         given = self.given(TrainConfig)
         if self.data not in (None, "sample"):
             given["data"] = str(Path(str(self.data)).resolve())  # so that a run can be resumed from anywhere
+        if self.joint is not None:
+            given["joint"] = str(self.joint.resolve())
         config = TrainConfig(**{"shot": preset.shot, "clip": preset.clip, **given})  # type: ignore[arg-type]
-        changes = {"learner": learner, "dim": dim, "way": config.way}
+        changes = {"learner": learner, "dim": dim, "way": config.way, "tail": self.tail(dim)}
         config = dataclasses.replace(
             config,
             structure=dataclasses.replace(structure, **{**self.given(type(structure)), **changes}),  # type: ignore[arg-type]
@@ -121,9 +127,25 @@ class Train:
         check_config(config)
         return config
 
+    def tail(self, dim: int) -> Sizes | None:
+        """The sizes of the last stage that is learned too, if one is."""
+        from metaleo.features.networks import load_network
+        from metaleo.learners.joint import Tail
+
+        if self.joint is None:
+            return None
+        sizes = Tail.of(load_network(self.joint)).sizes
+        if math.prod(sizes[:3]) != dim:
+            raise BadInput(
+                f"the last stage of {self.joint} takes {' x '.join(map(str, sizes[:3]))} numbers, the data have {dim}; "
+                f"make them with `metaleo embed {self.joint} --layer 3 --flat`"
+            )
+        return sizes
+
     def run(self) -> None:
         from metaleo import data, runs
         from metaleo.figures import plot_curves
+        from metaleo.journal import read_metrics
 
         if self.resume and self.overwrite:
             raise BadInput("--resume keeps a run and --overwrite replaces it; give one of them")
@@ -147,7 +169,7 @@ class Train:
         state = train_with_progress(run, config.structure.learner)
         plot_curves(
             folder / "curves.png",
-            {config.structure.learner: runs.read_metrics(folder / "metrics.jsonl")},
+            {config.structure.learner: read_metrics(folder / "metrics.jsonl")},
             title,
         )
         best = [100 * float(accuracy) for accuracy in state.best_accuracy]

@@ -1,7 +1,6 @@
 """Feature rows as the learner sees them: float32, of length one, fetched by row number inside compiled code."""
 
 import abc
-import os
 
 import equinox as eqx
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
+from metaleo.compiling import memory_bytes
 from metaleo.data.metaset import MetaSet
 
 
@@ -29,11 +29,11 @@ class Rows(eqx.Module):
 
     @abc.abstractmethod
     def take(self, rows: Int[Array, "*index"]) -> Float[Array, "*index dim"]:
-        """The rows of these numbers, normalised."""
+        """The rows of these numbers, normalised unless they are wanted as they are."""
 
 
 class DeviceRows(Rows):
-    """All rows in the device's memory, normalised once."""
+    """All rows in the device's memory, normalised once or not at all."""
 
     features: Float[Array, "row dim"]
 
@@ -49,6 +49,7 @@ class HostRows(Rows):
     """Rows left where they are, in host memory or in a mapped file larger than it; each fetch reads its own."""
 
     metaset: MetaSet = eqx.field(static=True)
+    normalised: bool = eqx.field(static=True, default=True)
 
     @property
     def dim(self) -> int:
@@ -57,25 +58,19 @@ class HostRows(Rows):
     def take(self, rows: Int[Array, "*index"]) -> Float[Array, "*index dim"]:
         shape = jax.ShapeDtypeStruct((*rows.shape, self.metaset.dim), jnp.float32)
         vectors = jax.pure_callback(self._read, shape, rows, vmap_method="broadcast_all")
-        return normalise(vectors)
+        return normalise(vectors) if self.normalised else vectors
 
     def _read(self, rows: Int[Array, "*index"]) -> Float32[np.ndarray, "*index dim"]:
         return self.metaset.read(np.asarray(rows))
 
 
-def place(metaset: MetaSet, on_device: bool | None = None) -> Rows:
-    """Rows on the device where they fit in half of its memory, else on the host."""
+def place(metaset: MetaSet, on_device: bool | None = None, *, normalised: bool = True) -> Rows:
+    """Rows on the device where they fit in half of its memory, else on the host; not `normalised`: as they are."""
     if on_device is None:
         on_device = 4 * metaset.features.size < memory_bytes() / 2
     if not on_device:
-        return HostRows(metaset)
+        return HostRows(metaset, normalised)
     features = np.empty(metaset.features.shape, np.float32)
     for start, slab in metaset.slabs():
         features[start : start + len(slab)] = slab
-    return DeviceRows(jax.jit(normalise)(features))
-
-
-def memory_bytes() -> int:
-    """The memory of the device that JAX computes on."""
-    statistics = jax.local_devices()[0].memory_stats() or {}
-    return statistics.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return DeviceRows(jax.jit(normalise)(features) if normalised else jnp.asarray(features))

@@ -1,5 +1,6 @@
 """One file per algorithm, one contract."""
 
+from metaleo.learners.joint import Joint as Joint
 from metaleo.learners.learner import Adaptation as Adaptation
 from metaleo.learners.learner import Hyper as Hyper
 from metaleo.learners.learner import Learner as Learner

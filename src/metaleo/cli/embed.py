@@ -1,0 +1,103 @@
+"""`metaleo embed`."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from metaleo.cli.common import Place, Text, list_unreadable, progress_bar, say
+from metaleo.errors import BadInput
+
+
+@dataclasses.dataclass(frozen=True)
+class Embed:
+    """Turn images into features with a trained network: a file that `metaleo train` reads.
+
+    Each image becomes the activations of one layer, averaged over space, of its centre crop (80/92 of its side), or
+    with --views multi of the average over four corners and centre, each also mirrored. SOURCE is as in `metaleo
+    pretrain`; a folder of your own needs class folders only. A killed export goes on where it was.
+
+    Try:
+      metaleo embed runs/wrn --images miniimagenet:images/ --out features.safetensors
+      metaleo embed runs/wrn --images miniimagenet:images/ --views multi --out multi.safetensors
+      metaleo embed network.safetensors --images my-photos/ --layer 21 25
+    """
+
+    network: Annotated[Path, tyro.conf.Positional]
+    """Network file, or the folder of a pre-training run."""
+    images: Text = None
+    """Where the images are: SOURCE, see above (those the network was trained on)."""
+    out: Place = None
+    """Feature file, .safetensors; with several layers, -<layer> is put before its suffix (features.safetensors)."""
+    layer: tuple[int, ...] = ()
+    """Which layers to tap (the network's: 21 in a WRN-28-10)."""
+    raw: bool = False
+    """Tap before the norm and ReLU instead of after."""
+    views: Literal["centre", "multi"] = "centre"
+    """The centre crop, or the average over four corners and centre, each also mirrored."""
+    flat: bool = False
+    """All numbers of a layer, instead of their average over space."""
+    augmented: int = 0
+    """Add this many random views of each training image, as if they were images."""
+    turned: bool = False
+    """Add the images of training classes by 90, 180 and 270 degrees, as new classes (usual with Omniglot)."""
+    held_out: bool = False
+    """Of training classes, embed only those images that the network has not been trained on."""
+    seed: int = 0
+    """Of the random views."""
+    overwrite: bool = False
+    """Replace the file in --out."""
+    json: bool = False
+    """Print what was made as JSON on standard output."""
+
+    def run(self) -> None:
+        from metaleo.cli.pretrain import packed_or
+        from metaleo.features.embed import Export, embed
+        from metaleo.features.images import open_images, with_turned_training
+        from metaleo.features.networks import load_network
+
+        file = load_network(self.network)
+        source = self.images
+        if source is None:
+            source = packed_or(file.header.get("config", {}).get("images", ""), self.network)
+            if not source:
+                raise BadInput("--images is needed: this network does not say what it was trained on")
+        out = self.out or Path("features.safetensors")
+        if out.suffix != ".safetensors":
+            raise BadInput(f"{out}: a feature file of `metaleo embed` ends in .safetensors")
+        layers = self.layer or (file.architecture.layer,)
+        targets = [out] if len(layers) == 1 else [out.with_stem(f"{out.stem}-{layer}") for layer in layers]
+        for target in targets:
+            if target.exists() and not self.overwrite:
+                raise BadInput(f"{target} exists; replace it with --overwrite")
+        packed = str(source).endswith(".safetensors")
+        side = None if packed else file.header.get("image_side")
+        images = open_images(source, side, None if packed else file.architecture.channels)
+        if images.channels != file.architecture.channels:
+            raise BadInput(
+                f"the images have {images.channels} channels, the network takes {file.architecture.channels}"
+            )
+        images = with_turned_training(images) if self.turned else images
+        say.print(f"{source}: {images.describe()}")
+        export = Export(
+            tuple((layer, "raw" if self.raw else "rectified") for layer in layers),
+            self.views,
+            self.flat,
+            self.augmented,
+            "held-out" if self.held_out else "all",
+            self.seed,
+        )
+        total = sum(len(rows) for _, rows in export.passes(images, file))
+        with progress_bar() as progress:
+            bar = progress.add_task("embedding", total=total, note="compiling …")
+            rows = embed(
+                images, file, export, targets, lambda done: progress.update(bar, completed=done, note="")
+            )
+        list_unreadable(images.unreadable)
+        shown = ", ".join(map(str, targets))
+        say.print(f"{shown}; meta-train on it with:\n  metaleo train --data {targets[0]}")
+        if self.json:
+            made = {"files": [str(each) for each in targets], "rows": rows, "unreadable": images.unreadable}
+            print(json.dumps(made, indent=2))

@@ -1,0 +1,177 @@
+"""Images to vectors with a trained network: the export of stage 1."""
+
+import dataclasses
+import functools
+import json
+import shutil
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+from jaxtyping import Array, Float, Float16, Int, PRNGKeyArray, UInt8
+
+from metaleo.errors import BadInput
+from metaleo.features import augment
+from metaleo.features.backbone import Pass, pool
+from metaleo.features.images import Images
+from metaleo.features.networks import NetworkFile, Trained
+from metaleo.features.pretrain import split_training
+from metaleo.features.recipes import Architecture
+from metaleo.files import read_json, replacing, write_text
+
+Tap = tuple[int, str]
+"""A layer, and `rectified` or `raw`: after its norm and ReLU or before."""
+Views = Literal["centre", "multi", "random"]
+"""The centre crop; the average of four corners and centre, each also mirrored; one random crop."""
+SLAB = 4096
+"""Images embedded between two writes: what a kill costs at most."""
+BATCH = 256
+RANDOM_AREA = 0.3
+"""Smallest share of an image that a random view takes."""
+
+
+def precision() -> Any:
+    """bfloat16 on accelerators, as networks are trained there; float32 on a CPU."""
+    return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+
+
+@functools.partial(jax.jit, static_argnames=("architecture", "taps", "views", "flat"))
+def embed_batch(
+    trained: Trained,
+    images: UInt8[Array, "image h w channel"],
+    key: PRNGKeyArray,
+    architecture: Architecture,
+    taps: tuple[Tap, ...],
+    views: Views = "centre",
+    flat: bool = False,
+) -> list[Float[Array, "image _"]]:
+    """The features of each tap: averaged over space or, if `flat`, all numbers of the layer in a row."""
+    pixels, count = augment.scaled(images), len(images)
+
+    def look(box: Array, mirrored: Array) -> list[Array]:
+        values = augment.mirror(augment.crop(pixels, box, architecture.side), mirrored)
+        through = Pass(trained.moments)
+        trained.backbone((2 * values - 1).astype(precision()), through)
+        found = [through.taps[tap] for tap in taps]
+        return [each.reshape(count, -1).astype(jnp.float32) if flat else pool(each) for each in found]
+
+    if views == "random":
+        box_key, mirror_key = jax.random.split(key)
+        boxes = augment.random_boxes(box_key, count, RANDOM_AREA)
+        return look(boxes, jax.random.bernoulli(mirror_key, shape=(count,)))
+    boxes = augment.view_boxes(architecture.share, views == "multi")
+    mirrors = [False, True] if views == "multi" else [False]
+    seen = [look(jnp.tile(box, (count, 1)), jnp.full(count, side)) for box in boxes for side in mirrors]
+    return [jnp.stack(parts).mean(0) for parts in zip(*seen, strict=True)]
+
+
+def check_taps(file: NetworkFile, taps: Sequence[Tap]) -> None:
+    layers = file.trained.backbone.layers
+    for layer, side in taps:
+        if layer not in layers:
+            raise BadInput(f"the network has no layer {layer} to tap; it has {', '.join(map(str, layers))}")
+        if side == "raw" and file.architecture.kind == "conv4":
+            raise BadInput("a conv-4 has no features before its ReLU; leave --raw out")
+
+
+def embed_slab(
+    file: NetworkFile,
+    images: UInt8[np.ndarray, "image h w channel"],
+    key: PRNGKeyArray,
+    taps: tuple[Tap, ...],
+    views: Views = "centre",
+    flat: bool = False,
+) -> list[Float16[np.ndarray, "image _"]]:
+    """Any number of images, in batches of one size: a second call compiles nothing."""
+    parts: list[list[np.ndarray]] = [[] for _ in taps]
+    for start in range(0, len(images), BATCH):
+        batch = images[start : start + BATCH]
+        padded = np.concatenate([batch, np.zeros((BATCH - len(batch), *batch.shape[1:]), np.uint8)])
+        found = embed_batch(file.trained, padded, jax.random.fold_in(key, start), file.architecture, taps, views, flat)
+        for part, values in zip(parts, found, strict=True):
+            part.append(np.asarray(values)[: len(batch)].astype(np.float16))
+    return [np.concatenate(part) for part in parts]
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """What is embedded, and how."""
+
+    taps: tuple[Tap, ...]
+    views: Views = "centre"
+    flat: bool = False
+    """All numbers of a layer instead of their average over space."""
+    augmented: int = 0
+    """How many random views of each training image to add to the one above."""
+    training_images: Literal["all", "held-out"] = "all"
+    """Which images of training classes: all, or those that the network has not seen."""
+    seed: int = 0
+
+    def passes(self, images: Images, file: NetworkFile) -> list[tuple[Views, Int[np.ndarray, " row"]]]:
+        """Which rows to embed in which view: all once, then the training images at random."""
+        config = file.header.get("config", {})
+        training = split_training(images, config.get("hold_out", 0.0), config.get("seed", 0))
+        every = np.arange(len(images))
+        if self.training_images == "held-out":
+            names = [name for name, split in zip(images.class_names, images.splits, strict=True) if split == "train"]
+            if names != list(file.header.get("classes", ())) or not training.held_out.any():
+                raise BadInput("the network held out no images of these training classes; leave --held-out away")
+            every = np.setdiff1d(every, training.rows[~training.held_out])
+        again = np.intersect1d(every, training.rows)
+        return [(self.views, every), *(("random", again) for _ in range(self.augmented))]
+
+
+def embed(
+    images: Images, file: NetworkFile, export: Export, targets: Sequence[Path], report: Callable[[int], None]
+) -> int:
+    """Write a feature file per tap; returns how many rows each has.
+
+    Goes slab by slab through a folder beside the first target; a killed export goes on with the next slab.
+    """
+    check_taps(file, export.taps)
+    parts = targets[0].with_name(f".{targets[0].name}.parts")
+    plan = {"export": dataclasses.asdict(export), "images": zlib.crc32("\n".join(images.names).encode())}
+    plan |= {"network": file.header.get("config"), "record": file.header.get("record")}
+    plan = json.loads(json.dumps(plan))
+    if read_json(parts / "plan.json") != plan:
+        shutil.rmtree(parts, ignore_errors=True)
+        write_text(parts / "plan.json", json.dumps(plan))
+    key, done, slabs = jax.random.key(export.seed), 0, []
+    for turn, (views, rows) in enumerate(export.passes(images, file)):
+        for start in range(0, len(rows), SLAB):
+            chosen, path = rows[start : start + SLAB], parts / f"{turn}-{start}.npz"
+            if not path.is_file():
+                pixels, readable = images.read(chosen)
+                slab_key = jax.random.fold_in(jax.random.fold_in(key, turn), start)
+                found = embed_slab(file, pixels, slab_key, export.taps, views, export.flat)
+                with replacing(path) as temporary, open(temporary, "wb") as target:
+                    arrays = {str(index): values[readable] for index, values in enumerate(found)}
+                    np.savez(target, allow_pickle=False, rows=chosen[readable], **arrays)
+            slabs.append(path)
+            done += len(chosen)
+            report(done)
+    rows = np.concatenate([read_part(path, "rows") for path in slabs])
+    if not len(rows):
+        raise BadInput("none of the images could be read")
+    header = {
+        "class_names": json.dumps(images.class_names),
+        "split": json.dumps(images.splits),
+        "metaleo-features": json.dumps(plan),
+    }
+    for index, target in enumerate(targets):
+        features = np.concatenate([read_part(path, str(index)) for path in slabs])
+        labels = images.labels[rows].astype(np.int64)
+        with replacing(target) as temporary:
+            safetensors.numpy.save_file({"features": features, "labels": labels}, temporary, header)
+    shutil.rmtree(parts, ignore_errors=True)
+    return len(rows)
+
+
+def read_part(path: Path, name: str) -> np.ndarray:
+    with np.load(path, allow_pickle=False) as archive:
+        return archive[name]

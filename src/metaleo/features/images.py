@@ -1,0 +1,570 @@
+"""Where images come from: packed files, class folders, CSV splits, the known benchmarks; all become `Images`.
+
+A source is one of
+- a packed file (.safetensors), made by `pack`;
+- a folder of class folders, which may be in train/, val/ and test/; without these three all classes are `train`;
+- a .csv file with a header and the columns filename, label and perhaps split, or a folder with train.csv, val.csv and
+  test.csv; the files are beside it, in images/, or anywhere below, where their names alone find them;
+- NAME:FOLDER, a known benchmark (see `benchmarks`);
+- omniglot-sample, the drawings inside this package.
+"""
+
+import abc
+import concurrent.futures
+import csv
+import dataclasses
+import errno
+import io
+import json
+import os
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import safetensors
+from jaxtyping import Bool, Int, Int32, Num, UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from metaleo.data.metaset import SPLITS
+from metaleo.errors import BadInput
+from metaleo.files import replacing
+
+SIDE = 84
+"""Pixels of an image's side where nothing else is said: miniImageNet's."""
+SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif"))
+SLAB = 1024
+"""Images read at a time where all must be seen: memory stays bounded."""
+WORKERS = min(16, os.cpu_count() or 1)
+MOST_PIXELS = 10**8
+"""An image that claims more is refused before it is decoded."""
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow's warning, which our limit makes idle
+FORMAT = 1
+LONGEST_HEADER = 100_000_000
+"""Readers of safetensors refuse a longer one."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Images(abc.ABC):
+    """Square images of one size, by class, on the disk or in memory."""
+
+    labels: Int32[np.ndarray, " image"]
+    """Positions in `class_names`."""
+    class_names: tuple[str, ...]
+    splits: tuple[str, ...]
+    """`train`, `val` or `test`, for each class."""
+    names: Sequence[str]
+    """Of the images: files or numbers."""
+    side: int
+    channels: int
+    """3 (red, green, blue) or 1."""
+    source: str = ""
+    """Where they are from, for people."""
+    kept: Int[np.ndarray, " image"] | None = None
+    """Which of the stored images these are (all)."""
+    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Images that `read` could not read so far, and why."""
+
+    @abc.abstractmethod
+    def fetch(
+        self, stored: Int[np.ndarray, " k"]
+    ) -> tuple[UInt8[np.ndarray, "k {self.side} {self.side} {self.channels}"], dict[int, str]]:
+        """Stored images by number, and why some of them (by position in the answer) could not be read."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def counts(self) -> Int[np.ndarray, " class"]:
+        """Images of each class."""
+        return np.bincount(self.labels, minlength=len(self.class_names))
+
+    def read(
+        self, rows: slice | Int[np.ndarray, " k"]
+    ) -> tuple[UInt8[np.ndarray, "k {self.side} {self.side} {self.channels}"], Bool[np.ndarray, " k"]]:
+        """Some images, and which of them could be read; the others are black."""
+        chosen = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
+        pixels, failures = self.fetch(chosen if self.kept is None else self.kept[chosen])
+        readable = np.ones(len(chosen), bool)
+        for position, reason in failures.items():
+            readable[position] = False
+            self.unreadable[self.names[int(chosen[position])]] = reason
+        return pixels, readable
+
+    def subset(self, splits: str) -> "Images":
+        """The classes of one split, or of several joined by `+`."""
+        wanted = splits.split("+")
+        for split in wanted:
+            known_split(split)
+        return self.select(np.array([split in wanted for split in self.splits], bool))
+
+    def select(self, classes: Bool[np.ndarray, " class"]) -> "Images":
+        """The classes that are marked."""
+        rows = np.flatnonzero(classes[self.labels])
+        return dataclasses.replace(
+            self,
+            labels=(np.cumsum(classes) - 1)[self.labels[rows]].astype(np.int32),
+            class_names=tuple(name for name, is_in in zip(self.class_names, classes, strict=True) if is_in),
+            splits=tuple(split for split, is_in in zip(self.splits, classes, strict=True) if is_in),
+            names=[self.names[row] for row in rows.tolist()],
+            kept=rows if self.kept is None else self.kept[rows],
+        )
+
+    def describe(self) -> str:
+        """One line for people."""
+        per_split = ", ".join(f"{self.splits.count(split):,} {split}" for split in SPLITS)
+        low, high = self.counts.min(initial=len(self)), self.counts.max(initial=0)
+        sizes = f"{high:,}" if low == high else f"{low:,}-{high:,}"
+        return (
+            f"{len(self.class_names):,} classes ({per_split}), {sizes} images each, {len(self):,} in all, "
+            f"{self.side} × {self.side} pixels{'' if self.channels == 3 else ', grey'}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PackedImages(Images):
+    """A packed file, mapped: what is not read stays on the disk."""
+
+    pixels: UInt8[np.ndarray, "stored side side channels"]
+
+    def fetch(self, stored):
+        return np.asarray(self.pixels[stored]), {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ArrayImages(Images):
+    """Images in arrays, perhaps mapped, one after the other; converted when read if their size is another."""
+
+    parts: tuple[UInt8[np.ndarray, "_ _ _ 3"], ...]
+
+    def fetch(self, stored):
+        pixels = np.zeros((len(stored), self.side, self.side, self.channels), np.uint8)
+        start = 0
+        for part in self.parts:
+            here = np.flatnonzero((start <= stored) & (stored < start + len(part)))
+            chosen = part[stored[here] - start]
+            start += len(part)
+            if chosen.shape[1:] != pixels.shape[1:]:
+                chosen = [fitted(Image.fromarray(one), self.side, self.channels) for one in chosen]
+            pixels[here] = chosen
+        return pixels, {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ImageFiles(Images):
+    """Image files, or their bytes somewhere in a mapped file, decoded when they are read."""
+
+    sources: Sequence[str | memoryview]
+    inverted: bool = False
+    """Black on white becomes white on black."""
+
+    def fetch(self, stored):
+        pixels = np.zeros((len(stored), self.side, self.side, self.channels), np.uint8)
+        failures: dict[int, str] = {}
+
+        def decode_some(positions: range) -> None:
+            for position in positions:
+                try:
+                    pixels[position] = decode(self.sources[stored[position]], self.side, self.channels)
+                except Exception as error:  # a damaged file makes the decoders say nearly anything
+                    failures[position] = why_unreadable(error)
+
+        with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:  # decoders let go of the interpreter's lock
+            list(pool.map(decode_some, (range(first, len(stored), WORKERS) for first in range(WORKERS))))
+        if self.inverted:
+            np.subtract(255, pixels, out=pixels)
+            pixels[list(failures)] = 0
+        return pixels, failures
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TurnedImages(Images):
+    """Other images, then all of them again by 90, 180 and 270 degrees: a turned class is a new class."""
+
+    upright: Images
+
+    @classmethod
+    def of(cls, images: Images) -> "TurnedImages":
+        ways, turns = len(images.class_names), range(4)
+        return cls(
+            labels=np.concatenate([images.labels + np.int32(ways * turn) for turn in turns]),
+            class_names=tuple(turned_name(name, turn) for turn in turns for name in images.class_names),
+            splits=images.splits * 4,
+            names=[turned_name(name, turn) for turn in turns for name in images.names],
+            side=images.side,
+            channels=images.channels,
+            source=images.source,
+            upright=images,
+        )
+
+    def fetch(self, stored):
+        turns, rows = np.divmod(stored, len(self.upright))
+        pixels, readable = self.upright.read(rows)
+        for turn in (1, 2, 3):
+            which = turns == turn
+            pixels[which] = np.rot90(pixels[which], turn, (1, 2))
+        names = {position: self.upright.names[int(rows[position])] for position in np.flatnonzero(~readable).tolist()}
+        return pixels, {position: self.upright.unreadable[name] for position, name in names.items()}
+
+
+def with_turned_training(images: Images) -> Images:
+    """The same images, and those of training classes again by 90, 180 and 270 degrees, as new classes."""
+    turned, ways = TurnedImages.of(images), len(images.class_names)
+    return turned.select(np.array([i < ways or split == "train" for i, split in enumerate(turned.splits)]))
+
+
+def turned_name(name: str, turn: int) -> str:
+    return f"{name}@{90 * turn}" if turn else name
+
+
+def known_split(split: str) -> str:
+    if split not in SPLITS:
+        raise BadInput(f"unknown split {split!r}; a split is one of {', '.join(SPLITS)}")
+    return split
+
+
+def check_classes(images: Images, least: int) -> None:
+    """Refuse a class with fewer images than are needed."""
+    for name, count in zip(images.class_names, images.counts.tolist(), strict=True):
+        if count < least:
+            raise BadInput(f"class {name} has {count} image{'s' * (count != 1)}; at least {least} are needed")
+
+
+# One image.
+
+
+def decode(source: str | memoryview, side: int, channels: int) -> UInt8[np.ndarray, "{side} {side} {channels}"]:
+    """An image file of any kind as 8-bit numbers: upright, on white, its centre."""
+    with Image.open(io.BytesIO(source) if isinstance(source, memoryview) else source) as image:
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"{image.width} × {image.height} pixels are too many")
+        image.draft(None, (2 * side, 2 * side))  # a large JPEG is halved while decoding; twice the size is left to us
+        image.load()
+        return fitted(upright(image), side, channels)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF data say, if they can be read."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged data about an image do not make the image unreadable
+        return image
+
+
+def why_unreadable(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    return " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
+
+
+def fitted(image: Image.Image, side: int, channels: int) -> UInt8[np.ndarray, "{side} {side} {channels}"]:
+    """The shorter side becomes `side`, antialiased, and the longer is cut to it around the centre."""
+    image = eight_bit(image, "RGB" if channels == 3 else "L")
+    width, height = image.size
+    short = min(width, height)
+    left, top = (width - short) // 2, (height - short) // 2
+    image = image.crop((left, top, left + short, top + short))
+    if short != side:  # else the pixels stay what they are
+        image = image.resize((side, side), Image.Resampling.LANCZOS)
+    return np.asarray(image).reshape(side, side, channels)
+
+
+def eight_bit(image: Image.Image, mode: str) -> Image.Image:
+    """Any image in 8 bits, as RGB or L (grey); what is transparent shows white."""
+    if image.mode.startswith(("I", "F")):  # 16 or 32 bits; Pillow's own conversion would clip
+        image = Image.fromarray(scaled_down(np.asarray(image)))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def scaled_down(values: Num[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
+    """Integers of 16 bits, or floats of 0 to 1 or 0 to 255, to 8 bits; of another range, from least to greatest."""
+    numbers = np.nan_to_num(values.astype(np.float64), posinf=0, neginf=0)
+    low, high = float(numbers.min()), float(numbers.max())
+    whites = (1, 255) if values.dtype.kind == "f" else (65535,)
+    white = next((white for white in whites if low >= 0 and high <= white), None)
+    if white is None:
+        numbers, white = numbers - low, high - low
+    return np.rint(numbers * (255 / white)).astype(np.uint8)
+
+
+# Opening.
+
+
+def open_images(source: str | Path, side: int | None = None, channels: int | None = None) -> Images:
+    """Images from any source (see above), of this size and 3 or 1 channels, or as is natural for the source."""
+    from metaleo.features import benchmarks
+
+    if side is not None and side < 1:
+        raise BadInput(f"an image's side must be at least 1 pixel, not {side}")
+    if channels not in (None, 1, 3):
+        raise BadInput(f"images have 3 channels or 1, not {channels}")
+    path = Path(source)
+    name, colon, folder = str(source).partition(":")
+    if source == benchmarks.SAMPLE:
+        return of_size(benchmarks.read_sample(), str(source), side, channels)
+    if name in benchmarks.BENCHMARKS and colon:
+        images = benchmarks.read(name, Path(folder), side, channels)
+    elif path.is_dir():
+        images = read_folder(path, side or SIDE, channels or 3)
+    elif path.is_file() and path.suffix == ".safetensors":
+        return read_packed(path, side, channels)
+    elif path.is_file() and path.suffix == ".csv":
+        images = from_listed(read_csv(path, FileIndex(path.parent)), side or SIDE, channels or 3)
+    else:
+        known = ", ".join(benchmarks.BENCHMARKS)
+        problem = "is no source of images" if path.exists() or colon else "does not exist"
+        raise BadInput(
+            f"{source} {problem}; one is a packed .safetensors file, a folder of class folders, a .csv file of "
+            f"filename,label,split, NAME:FOLDER with NAME one of {known}, or {benchmarks.SAMPLE}"
+        )
+    return dataclasses.replace(images, source=f"{name}:{Path(folder).name}" if colon else path.name)
+
+
+class Listed(NamedTuple):
+    """An image file, its class and its split."""
+
+    name: str
+    source: str | memoryview
+    label: str
+    split: str
+
+
+def from_listed(listed: Sequence[Listed], side: int, channels: int, inverted: bool = False) -> ImageFiles:
+    """Classes in the order in which they first come."""
+    splits: dict[str, str] = {}
+    for each in listed:
+        if splits.setdefault(each.label, each.split) != each.split:
+            two = f"{splits[each.label]} and {each.split}"
+            raise BadInput(f"class {each.label} is in two splits, {two} ({each.name}); a class belongs to one split")
+    positions = {label: position for position, label in enumerate(splits)}
+    return ImageFiles(
+        labels=np.array([positions[each.label] for each in listed], np.int32),
+        class_names=tuple(splits),
+        splits=tuple(splits.values()),
+        names=[each.name for each in listed],
+        side=side,
+        channels=channels,
+        sources=[each.source for each in listed],
+        inverted=inverted,
+    )
+
+
+def read_folder(folder: Path, side: int, channels: int) -> ImageFiles:
+    """Class folders, in split folders or not; or the three CSV files."""
+    tables = [folder / f"{split}.csv" for split in SPLITS if (folder / f"{split}.csv").is_file()]
+    if tables:
+        index = FileIndex(folder)
+        return from_listed([each for table in tables for each in read_csv(table, index)], side, channels)
+    parts = [split for split in SPLITS if (folder / split).is_dir()]
+    listed = [each for split in parts for each in list_classes(folder / split, split)]
+    return from_listed(listed if parts else list(list_classes(folder, "train")), side, channels)
+
+
+def list_classes(folder: Path, split: str) -> Iterator[Listed]:
+    """The images in and below each of the class folders."""
+    found = find_images(folder)
+    classes = {path.partition("/")[0] for path in found if "/" in path}
+    if not classes:
+        raise BadInput(f"{folder} holds no class folders with images in them")
+    empty = [entry.name for entry in sorted(folder.iterdir()) if entry.is_dir() and entry.name not in classes]
+    empty = [name for name in empty if not name.startswith(".")]
+    if empty:
+        raise BadInput(f"{folder / empty[0]} holds no images: a class needs some")
+    for path in found:
+        if "/" in path:
+            yield Listed(path, f"{folder}/{path}", path.partition("/")[0], split)
+
+
+def find_images(folder: Path) -> list[str]:
+    """Every image file below a folder, by the ending of its name, as sorted relative paths."""
+
+    def refuse(error: OSError) -> None:
+        raise BadInput(f"cannot read {error.filename}: {error.strerror}")
+
+    found, seen = [], set()
+    for parent, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        here = os.stat(parent)
+        if (here.st_dev, here.st_ino) in seen:  # links may go round in circles
+            folders.clear()
+            continue
+        seen.add((here.st_dev, here.st_ino))
+        folders[:] = [name for name in folders if name[0] != "."]
+        prefix = os.path.relpath(parent, folder).replace(os.sep, "/")
+        for name in files:
+            if name[0] != "." and os.path.splitext(name)[1].lower() in SUFFIXES:
+                found.append(name if prefix == "." else f"{prefix}/{name}")
+    return sorted(found)
+
+
+class FileIndex:
+    """The image files below a folder, found by path or by name alone."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.paths = set(find_images(folder))
+        self.by_name = {path.rpartition("/")[2]: path for path in self.paths}
+        self.uses = Counter(path.rpartition("/")[2] for path in self.paths)
+
+    def find(self, name: str) -> str | None:
+        """The path of a file: as it is named, in images/, or the only one of its name."""
+        for path in (name, f"images/{name}"):
+            if path in self.paths:
+                return f"{self.folder}/{path}"
+        alone = name.rpartition("/")[2]
+        if self.uses[alone] > 1:
+            raise BadInput(f"{self.folder} holds {self.uses[alone]} files called {alone}; their folder must be named")
+        return f"{self.folder}/{self.by_name[alone]}" if alone in self.by_name else None
+
+
+def read_csv(path: Path, index: FileIndex) -> list[Listed]:
+    """A split file; without a column `split` its name tells the split, and else it is `train`."""
+    listed, missing, lines = [], [], {}
+    for number, row in read_table(path, ("filename", "label")):
+        where = f"{path}, line {number}"
+        name, label = row["filename"], row["label"]
+        if not name or not label:
+            raise BadInput(f"{where}: a line needs a filename and a label")
+        if lines.setdefault(name, number) != number:
+            raise BadInput(f"{where}: {name} stands in line {lines[name]} already")
+        split = row.get("split", path.stem if path.stem in SPLITS else "train")
+        if split not in SPLITS:
+            raise BadInput(f"{where}: unknown split {split!r}; a split is one of {', '.join(SPLITS)}")
+        source = index.find(name)
+        if source is None:
+            missing.append(name)
+        else:
+            listed.append(Listed(name, source, label, split))
+    if missing:
+        raise BadInput(
+            f"{path}: {len(missing):,} of its {len(lines):,} images are missing, the first {missing[0]}; "
+            f"put them in {index.folder / 'images'}"
+        )
+    if not listed:
+        raise BadInput(f"{path} lists no images")
+    return listed
+
+
+def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file with these columns and perhaps more, each with its line."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file, skipinitialspace=True)
+            header = [name or "" for name in table.fieldnames or ()]
+            for column in columns:
+                if column not in header:
+                    raise BadInput(
+                        f"{path} has no column {column!r}: it begins with {','.join(header)[:80]!r}; the header of a "
+                        f"split file is filename,label or filename,label,split"
+                    )
+            for row in table:
+                yield table.line_num, {name: value or "" for name, value in row.items() if name}
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is not a CSV file ({error})") from error
+
+
+# Packed files: safetensors with `images` and `labels`; all strings stand in the header as JSON.
+
+
+def pack(images: Images, path: Path, report: Callable[[int], None] | None = None) -> PackedImages:
+    """Write all images that can be read to one file, a slab at a time; `report` is told how many are done."""
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        space = len(images) * (images.side**2 * images.channels + 4)
+        free = shutil.disk_usage(path.parent).free
+        if space > free:  # better now than after an hour
+            raise OSError(errno.ENOSPC, f"it needs {space / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there")
+        write_packed(images, file, report or (lambda done: None))
+    return read_packed(path)
+
+
+def write_packed(images: Images, file: BinaryIO, report: Callable[[int], None]) -> None:
+    """How many images there are is known at the end only: room is left for the longest header."""
+    readable = np.ones(len(images), bool)
+    named = len(packed_header(images, readable, True)) <= LONGEST_HEADER
+    room = -(-len(packed_header(images, readable, named)) // 8) * 8
+    file.seek(8 + room)
+    for start in range(0, len(images), SLAB):
+        pixels, readable[start : start + SLAB] = images.read(slice(start, start + SLAB))
+        file.write(pixels[readable[start : start + SLAB]].data)
+        report(min(start + SLAB, len(images)))
+    labels = images.labels[readable]
+    empty = np.flatnonzero(np.bincount(labels, minlength=len(images.class_names)) == 0)
+    if len(empty):
+        rows = np.flatnonzero(images.labels == empty[0]).tolist()
+        example = "".join(f" ({images.names[row]}: {images.unreadable[images.names[row]]})" for row in rows[:1])
+        raise BadInput(f"no image of class {images.class_names[empty[0]]} could be read{example}")
+    file.write(labels.astype("<i4").tobytes())
+    file.seek(0)
+    file.write(room.to_bytes(8, "little") + packed_header(images, readable, named).ljust(room))
+
+
+def packed_header(images: Images, readable: Bool[np.ndarray, " image"], named: bool) -> bytes:
+    count, end = int(readable.sum()), int(readable.sum()) * images.side**2 * images.channels
+    names = [images.names[row] for row in np.flatnonzero(readable).tolist()] if named else []
+    lists = {"class_names": images.class_names, "split": images.splits, "names": names}
+    strings = {name: json.dumps(values, separators=(",", ":")) for name, values in lists.items()}
+    shape = [count, images.side, images.side, images.channels]
+    layout = {
+        "__metadata__": {"format": str(FORMAT), "source": images.source} | strings,
+        "images": {"dtype": "U8", "shape": shape, "data_offsets": [0, end]},
+        "labels": {"dtype": "I32", "shape": [count], "data_offsets": [end, end + 4 * count]},
+    }
+    return json.dumps(layout, separators=(",", ":")).encode()
+
+
+def read_packed(path: Path, side: int | None = None, channels: int | None = None) -> PackedImages:
+    """A packed file, which must be of this size."""
+    try:
+        with safetensors.safe_open(path, framework="np") as archive:  # checks sizes and offsets
+            strings = archive.metadata() or {}
+        if strings.get("format") != str(FORMAT):
+            raise ValueError(f"its format is {strings.get('format')!r}, not '{FORMAT}'")
+        images = map_packed(path, strings)
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # whatever a damaged or another file makes the parsers say
+        raise BadInput(f"{path} is truncated or not a file of packed images ({error})") from error
+    return of_size(images, str(path), side, channels)
+
+
+def of_size(images: PackedImages, source: str, side: int | None, channels: int | None) -> PackedImages:
+    """The same images, which must be of this size."""
+    if (side or images.side, channels or images.channels) != (images.side, images.channels):
+        held = f"{images.side} × {images.side} pixels and {images.channels} channels"
+        raise BadInput(f"{source} holds images of {held}; pack others from their source with `metaleo pack`")
+    return images
+
+
+def map_packed(path: Path, strings: dict[str, str]) -> PackedImages:
+    """The images of a whole file, mapped; `strings` are its header's."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        layout = json.loads(file.read(length))
+    count, side, width, channels = layout["images"]["shape"]
+    starts = {name: 8 + length + layout[name]["data_offsets"][0] for name in ("images", "labels")}
+    labels = np.fromfile(path, "<i4", count, offset=starts["labels"]).astype(np.int32)
+    class_names, splits, names = (json.loads(strings[name]) for name in ("class_names", "split", "names"))
+    if (
+        (layout["images"]["dtype"], layout["labels"]["dtype"], layout["labels"]["shape"]) != ("U8", "I32", [count])
+        or (side != width or channels not in (1, 3) or len(names) not in (0, count) or len(splits) != len(class_names))
+        or not set(labels.tolist()) <= set(range(len(class_names)))
+        or not set(splits) <= set(SPLITS)
+    ):
+        raise ValueError("its parts do not go together")
+    return PackedImages(
+        labels=labels,
+        class_names=tuple(class_names),
+        splits=tuple(splits),
+        names=names or [str(number) for number in range(count)],
+        side=side,
+        channels=channels,
+        source=strings.get("source", ""),
+        pixels=np.memmap(path, np.uint8, "r", starts["images"], (count, side, side, channels)),
+    )

@@ -1,0 +1,84 @@
+"""Pickles of images: nothing in them is run, and pixels stay on the disk, mapped."""
+
+import mmap
+import os
+import pickle  # a subclass that admits NumPy arrays only; pickle.load itself is never called
+from pathlib import Path
+from typing import Any
+
+from metaleo.data.pickles import ArrayUnpickler, PickledArray, PickledDtype
+from metaleo.errors import BadInput
+
+LONGEST_TEXT = 255
+"""Bytes of a string that is read as text; what is longer is pixels."""
+
+
+class MappedUnpickler(pickle._Unpickler):
+    """Admits what `ArrayUnpickler` does; pixels become views of the mapped file instead of copies."""
+
+    def __init__(self, mapped: mmap.mmap):
+        super().__init__(mapped, encoding="latin1")
+        self.mapped, self.view = mapped, memoryview(mapped)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module.replace("numpy._core", "numpy.core"), name) == ("numpy.core.numeric", "_frombuffer"):
+            return _viewing_array
+        return ArrayUnpickler.find_class(self, module, name)  # type: ignore[arg-type]
+
+    def take(self, width: int) -> str | memoryview:
+        """A string whose length stands before it in `width` bytes."""
+        length = int.from_bytes(self.mapped.read(width), "little")
+        if length <= LONGEST_TEXT:
+            return self.mapped.read(length).decode("latin1")
+        start = self.mapped.tell()
+        self.mapped.seek(length, os.SEEK_CUR)
+        return self.view[start : start + length]
+
+    def load_string_of_4(self: Any) -> None:
+        self.append(self.take(4))
+
+    def load_string_of_8(self: Any) -> None:
+        self.append(self.take(8))
+
+    def load_frame(self: Any) -> None:
+        """Frames are hints for reading ahead; without them everything has a place in the file."""
+        self.mapped.seek(8, os.SEEK_CUR)
+
+    dispatch = pickle._Unpickler.dispatch | {
+        pickle.BINSTRING[0]: load_string_of_4,
+        pickle.BINBYTES[0]: load_string_of_4,
+        pickle.BINBYTES8[0]: load_string_of_8,
+        pickle.BYTEARRAY8[0]: load_string_of_8,
+        pickle.FRAME[0]: load_frame,
+    }
+
+
+def _viewing_array(content: Any, kind: PickledDtype, shape: tuple, order: str) -> PickledArray:
+    array = PickledArray()
+    array.__setstate__((1, shape, kind, order == "F", content))
+    return array
+
+
+def read_pickle(path: Path) -> Any:
+    """What a pickle holds of arrays (as views of the file), numbers, strings, lists and dictionaries."""
+    try:
+        with open(path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # the views keep it open
+        return plain(MappedUnpickler(mapped).load())
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        why = " ".join(str(error).split()) or "it is truncated"
+        raise BadInput(f"{path} is not a pickle of images that can be trusted: {why}") from error
+
+
+def plain(value: Any) -> Any:
+    """With arrays in the place of their stand-ins."""
+    match value:
+        case PickledArray():
+            return value.values
+        case dict():
+            return {name: plain(each) for name, each in value.items()}
+        case list() | tuple():
+            return [plain(each) for each in value]
+    return value

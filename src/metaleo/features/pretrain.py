@@ -1,0 +1,325 @@
+"""Stage 1 of the paper: teach a backbone the training classes, all of them at once, in an ordinary way.
+
+The step is one compiled function of a state and a batch of pixels; what varies between recipes is in the recipe.
+"""
+
+import dataclasses
+import functools
+import math
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int, Int32, PRNGKeyArray, PyTree, UInt8
+
+from metaleo.features import augment
+from metaleo.features.backbone import Backbone, Dense, Moments, Pass, pool
+from metaleo.features.images import Images
+from metaleo.features.networks import Trained, blank_moments
+from metaleo.features.recipes import Architecture, Recipe
+
+OPTIMISER = optax.trace(0.9, nesterov=True)
+WARM = 0.05
+"""Share of the steps over which the learning rate rises, where it falls along a cosine."""
+RUNNING = 0.1
+"""How much of each batch goes into the running moments."""
+
+
+class Classifier(eqx.Module):
+    """What is learned: a backbone and its linear heads."""
+
+    backbone: Backbone
+    classes: Dense
+    turns: Dense | None
+
+    @classmethod
+    def init(cls, key: PRNGKeyArray, architecture: Architecture, classes: int, turns: bool) -> "Classifier":
+        backbone_key, class_key, turn_key = jax.random.split(key, 3)
+        backbone = architecture.init(backbone_key)
+        return cls(
+            backbone,
+            Dense.init(class_key, backbone.dim, classes),
+            Dense.init(turn_key, backbone.dim, 4) if turns else None,
+        )
+
+
+class Network(NamedTuple):
+    """A classifier with the running moments of its norms: ready to be used."""
+
+    classifier: Classifier
+    moments: list[Moments]
+
+    @property
+    def trained(self) -> Trained:
+        return Trained(self.classifier.backbone, self.moments)
+
+
+class State(NamedTuple):
+    """All that training goes on from."""
+
+    step: Int[Array, ""]
+    network: Network
+    optimiser: PyTree
+    average: Network | None
+    """The running average of the network, where the recipe wants one."""
+
+    @property
+    def result(self) -> Network:
+        return self.network if self.average is None else self.average
+
+
+class Dials(NamedTuple):
+    """The numbers of a recipe that may change without compiling anew."""
+
+    learning_rate: Float[Array, ""]
+    l2: Float[Array, ""]
+    least_area: Float[Array, ""]
+    colours: Float[Array, ""]
+    smoothing: Float[Array, ""]
+    mixup: Float[Array, ""]
+    rotation: Float[Array, ""]
+    average: Float[Array, ""]
+
+
+def dials(recipe: Recipe, step: int) -> Dials:
+    """The dials for one step: all of them constant but the learning rate and, at the start, the average's decay."""
+    passed = step / recipe.steps
+    if recipe.drops:
+        share = 0.2 ** sum(passed >= drop for drop in recipe.drops)
+    else:
+        share = min(passed / WARM, (1 + math.cos(math.pi * (passed - WARM) / (1 - WARM))) / 2)
+    values = {name: getattr(recipe, name) for name in Dials._fields}
+    values["learning_rate"] *= share
+    values["average"] = min(recipe.average, (1 + step) / (10 + step))
+    return Dials(**{name: np.float32(value) for name, value in values.items()})  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretraining:
+    """The pure functions of a run, compiled once for all recipes that need the same code."""
+
+    architecture: Architecture
+    classes: int
+    half: bool
+    """Compute in bfloat16; weights, moments and gradients stay float32."""
+    keep: float = 1.0
+    mirrors: bool = True
+    mixes: bool = False
+    turns: bool = False
+    turned: bool = False
+    averages: bool = False
+
+    @classmethod
+    def of(cls, architecture: Architecture, recipe: Recipe, classes: int, half: bool) -> "Pretraining":
+        return cls(
+            architecture,
+            classes,
+            half,
+            recipe.keep,
+            recipe.mirrors,
+            mixes=recipe.mixup > 0,
+            turns=recipe.rotation > 0,
+            turned=recipe.turned,
+            averages=recipe.average > 0,
+        )
+
+    def start(self, key: PRNGKeyArray) -> State:
+        classes = 4 * self.classes if self.turned else self.classes
+        classifier = Classifier.init(key, self.architecture, classes, self.turns)
+        network = Network(classifier, blank_moments(classifier.backbone, self.architecture))
+        average = jax.tree.map(jnp.copy, network) if self.averages else None
+        return State(jnp.int32(0), network, OPTIMISER.init(classifier), average)  # type: ignore[arg-type]
+
+    def augmented(
+        self, key: PRNGKeyArray, images: UInt8[Array, "image h w channel"], dials: Dials
+    ) -> tuple[Float[Array, "image side side channel"], Int[Array, " image"]]:
+        """Random crops, mirrors, colours and turns; with the quarters that each image was turned."""
+        box_key, mirror_key, colour_key, turn_key = jax.random.split(key, 4)
+        count = len(images)
+        boxes = augment.random_boxes(box_key, count, dials.least_area)
+        values = augment.crop(augment.scaled(images), boxes, self.architecture.side)
+        if self.mirrors:
+            values = augment.mirror(values, jax.random.bernoulli(mirror_key, shape=(count,)))
+        values = augment.distort(colour_key, values, dials.colours)
+        quarters = jnp.zeros(count, jnp.int32)
+        if self.turns or self.turned:
+            quarters = jax.random.randint(turn_key, (count,), 0, 4, jnp.int32)
+            values = augment.turn(values, quarters)
+        return values, quarters
+
+    def prepared(self, values: Float[Array, "image h w channel"]) -> Float[Array, "image h w channel"]:
+        """Pixels as the backbone takes them: around zero, in the precision of the run."""
+        return (2 * values - 1).astype(jnp.bfloat16 if self.half else jnp.float32)
+
+    def loss(
+        self,
+        classifier: Classifier,
+        values: Float[Array, "image h w channel"],
+        labels: Int[Array, " image"],
+        quarters: Int[Array, " image"],
+        key: PRNGKeyArray,
+        dials: Dials,
+    ) -> tuple[Float[Array, ""], tuple[list[Moments], dict[str, Array]]]:
+        drop_key, mix_key, site_key = jax.random.split(key, 3)
+        mixing, weight = None, jnp.float32(1)
+        if self.mixes:
+            weight = jax.random.beta(mix_key, dials.mixup, dials.mixup, dtype=jnp.float32)
+            site = jax.random.randint(site_key, (), 0, Backbone.MIX_SITES)
+            mixing = jnp.where(jnp.arange(Backbone.MIX_SITES) == site, weight, 1.0)
+        through = Pass(key=drop_key, keep=self.keep, mixing=mixing)
+        classifier.backbone(self.prepared(values), through)
+        features = pool(through.taps[classifier.backbone.layers[-1], "rectified"])
+
+        def price(head: Dense, targets: Int[Array, " image"], smoothing: Float[Array, ""]) -> tuple[Array, Array]:
+            logits = head(features)
+            wanted = jax.nn.one_hot(targets, logits.shape[1])
+            if mixing is not None:
+                wanted = weight * wanted + (1 - weight) * wanted[::-1]
+            wanted = (1 - smoothing) * wanted + smoothing / logits.shape[1]
+            return -(wanted * jax.nn.log_softmax(logits)).sum(1).mean(), (logits.argmax(1) == targets).mean()
+
+        loss, accuracy = price(classifier.classes, labels, dials.smoothing)
+        info = {"loss": loss, "accuracy": accuracy}
+        if classifier.turns is not None:
+            turn_loss, turn_accuracy = price(classifier.turns, quarters, jnp.float32(0))
+            loss, info = loss + dials.rotation * turn_loss, info | {"turn_accuracy": turn_accuracy}
+        return loss, (through.seen, info)
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def step(
+        self,
+        state: State,
+        images: UInt8[Array, "image h w channel"],
+        labels: Int[Array, " image"],
+        key: PRNGKeyArray,
+        dials: Dials,
+    ) -> tuple[State, dict[str, Float[Array, ""]]]:
+        """One step of SGD on a batch of pixels; `key` is that of the whole run."""
+        augment_key, loss_key = jax.random.split(jax.random.fold_in(key, state.step))
+        values, quarters = self.augmented(augment_key, images, dials)
+        labels = labels + self.classes * quarters if self.turned else labels
+        classifier = state.network.classifier
+        slope = jax.grad(self.loss, has_aux=True)
+        gradient, (seen, info) = slope(classifier, values, labels, quarters, loss_key, dials)
+        decayed = jax.tree.map(lambda g, w: g + dials.l2 * w if w.ndim > 1 else g, gradient, classifier)
+        updates, optimiser = OPTIMISER.update(decayed, state.optimiser)
+        classifier = jax.tree.map(lambda w, u: w - dials.learning_rate * u, classifier, updates)
+        moments = jax.tree.map(lambda old, new: old + RUNNING * (new - old), state.network.moments, seen)
+        network = Network(classifier, moments)
+        average = state.average
+        if average is not None:
+            average = jax.tree.map(lambda old, new: new + dials.average * (old - new), average, network)
+        return State(state.step + 1, network, optimiser, average), info
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def logits(self, network: Network, images: UInt8[Array, "image h w channel"]) -> Float[Array, "image class"]:
+        """Of the centre crops, with running moments and without dropout."""
+        boxes = jnp.tile(augment.view_boxes(self.architecture.share, multi=False), (len(images), 1))
+        values = augment.crop(augment.scaled(images), boxes, self.architecture.side)
+        through = Pass(network.moments)
+        backbone = network.classifier.backbone
+        backbone(self.prepared(values), through)
+        return network.classifier.classes(pool(through.taps[backbone.layers[-1], "rectified"]))
+
+
+class Split(NamedTuple):
+    """Rows of the images of training classes, with labels that count these classes only."""
+
+    rows: Int[np.ndarray, " image"]
+    labels: Int32[np.ndarray, " image"]
+    held_out: Bool[np.ndarray, " image"]
+
+
+def split_training(images: Images, share: float, seed: int) -> Split:
+    """The images of training classes; of each class this share, drawn by the seed, is not for training."""
+    is_training = np.array([split == "train" for split in images.splits])
+    rows = np.flatnonzero(is_training[images.labels])
+    labels = (np.cumsum(is_training) - 1)[images.labels[rows]].astype(np.int32)
+    out = np.zeros(len(rows), bool)
+    for label in np.unique(labels):
+        places = np.flatnonzero(labels == label)
+        count = min(round(share * len(places)), len(places) - 1)
+        out[np.random.default_rng([seed, int(label)]).permutation(places)[:count]] = True
+    return Split(rows, labels, out)
+
+
+class Batches:
+    """Batches of pixels and labels on the device, in an order that depends on the seed and the step alone.
+
+    The pixels lie on the device as a whole, or come from the disk, a few batches ahead of the training.
+    """
+
+    def __init__(self, images: Images, rows: np.ndarray, labels: np.ndarray, batch: int, seed: int, on_device: bool):
+        """Draw from these rows of the images; `labels` has one for each of the rows."""
+        self.images, self.rows, self.labels, self.seed = images, rows, labels.astype(np.int32), seed
+        self.batch = min(batch, len(rows))
+        self.per_epoch = len(rows) // self.batch
+        self.resident = jax.device_put(images.read(rows)[0]) if on_device else None
+
+    def order(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
+
+    def chosen(self, step: int) -> Iterator[np.ndarray]:
+        """Positions in `rows` of every batch from this step on."""
+        while True:
+            epoch, first = divmod(step, self.per_epoch)
+            order = self.order(epoch)
+            for index in range(first, self.per_epoch):
+                yield order[index * self.batch : (index + 1) * self.batch]
+            step = (epoch + 1) * self.per_epoch
+
+    def start(self, step: int, steps: int) -> Iterator[tuple[Array, Array]]:
+        """The batches of the steps from `step` up to `steps`."""
+        chosen = (each for each, _ in zip(self.chosen(step), range(steps - step), strict=False))
+        if self.resident is None:
+            yield from ahead(
+                jax.device_put((self.images.read(self.rows[each])[0], self.labels[each])) for each in chosen
+            )
+        else:
+            for each in chosen:
+                yield take(self.resident, jnp.asarray(each, jnp.int32)), jnp.asarray(self.labels[each])
+
+
+@jax.jit
+def take(images: UInt8[Array, "n h w channel"], rows: Int[Array, " image"]) -> UInt8[Array, "image h w channel"]:
+    return images.at[rows].get(mode="promise_in_bounds")
+
+
+def ahead(items: Iterator[Any], depth: int = 3) -> Iterator[Any]:
+    """The same items, made by a thread that stays at most `depth` of them ahead."""
+    made: queue.Queue = queue.Queue(depth)
+    stop = threading.Event()
+
+    def work() -> None:
+        try:
+            for item in items:
+                while not stop.is_set():
+                    try:
+                        made.put((item, None), timeout=0.1)
+                        break
+                    except queue.Full:
+                        continue
+                if stop.is_set():
+                    return
+            made.put((None, StopIteration()))
+        except BaseException as error:
+            made.put((None, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = made.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item
+    finally:
+        stop.set()

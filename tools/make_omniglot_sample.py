@@ -1,0 +1,28 @@
+"""Make the embedded drawings from Omniglot: `python tools/make_omniglot_sample.py FOLDER`.
+
+FOLDER is as for `omniglot-lake:FOLDER`. Every drawing at 28 × 28 pixels, each pixel in two bits: how many thirds of it
+are ink.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from metaleo.features.images import open_images
+
+TARGET = Path(__file__).parent.parent / "src/metaleo/features/sample/omniglot.npz"
+
+images = open_images(f"omniglot-lake:{sys.argv[1]}")
+order = np.argsort(images.labels, kind="stable")
+pixels, readable = images.read(order)
+assert readable.all(), images.unreadable
+thirds = np.rint(pixels.reshape(len(images.class_names), -1, images.side**2) / 85).astype(np.uint8)
+bits = np.stack([thirds >> 1, thirds & 1], axis=-1)  # (class, drawing, pixel, 2)
+np.savez_compressed(
+    TARGET,
+    ink=np.packbits(bits.reshape(*thirds.shape[:2], -1), axis=2),
+    class_names=np.array(images.class_names),
+    split=np.array(images.splits),
+)
+print(f"{TARGET}: {images.describe()}, {TARGET.stat().st_size / 1e6:.2f} MB")
