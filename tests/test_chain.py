@@ -64,7 +64,7 @@ def test_leo_names_characters_of_unseen_alphabets(tmp_path):
         return done.stdout
 
     metaleo("pretrain --images omniglot-sample --network conv-4 --recipe omniglot --out net")
-    metaleo("embed net --out features.safetensors")
+    metaleo("embed net --views multi --out features.safetensors")
     metaleo("train --data features.safetensors --preset omniglot-1shot --steps 2000 --out leo")
     report = json.loads(metaleo("evaluate leo --tasks 2000 --json"))
     assert report["models"][0]["accuracy"] >= 0.97

@@ -260,6 +260,12 @@ PRESETS: dict[str, Preset] = {
         5,
         Hyper(1.5e-3, kl=6.24e-2, encoder_penalty=5.53e-8, l2=1.32e-9, orthogonality=1.49e-3, keep=0.448),
     ),
+    "omniglot-1shot": Preset(
+        "by hand, by validation accuracy on conv-4 features of the drawings in this package",
+        1,
+        Hyper(3e-4, kl=0.1, encoder_penalty=1e-6, l2=1e-2, orthogonality=1e-2, keep=0.5),
+        Structure(latent_step_size=0.1, finetune_step_size=3.0),
+    ),
     "meta-sgd": Preset(
         "the search of `metaleo reproduce` on this project's miniImageNet features (docs/results.md), 1-shot",
         1,

@@ -86,6 +86,20 @@ def test_multi_view_is_the_average_over_ten_crops(file):
     np.testing.assert_allclose(ours, np.mean(parts, axis=0), rtol=1e-4, atol=1e-5)
 
 
+def test_a_network_that_knows_no_mirrors_sees_none(file):
+    images, key = make_images(side=20).pixels[:3], jax.random.key(0)
+    shared = SMALL.__class__(**{**vars(SMALL), "share": 16 / 20})
+    straight = file._replace(architecture=shared, header={"config": {"recipe": {"mirrors": False}}})
+    (ours,) = embed_slab(straight, images, key, TAP, "multi")
+    (both,) = embed_slab(file._replace(architecture=shared), images, key, TAP, "multi")
+    assert straight.mirrors is False
+    assert not np.array_equal(ours, both)
+    whole = SMALL.__class__(**{**vars(SMALL), "share": 1.0})
+    pieces = [images[:, top : top + 16, left : left + 16] for top, left in ((0, 0), (0, 4), (4, 0), (4, 4), (2, 2))]
+    parts = [embed_batch(file.trained, piece.copy(), key, whole, TAP)[0] for piece in pieces]
+    np.testing.assert_allclose(ours, np.mean(parts, axis=0), rtol=2e-3, atol=1e-3)
+
+
 def test_flat_features_average_to_pooled_ones(file):
     images, key, tap = make_images().pixels[:4], jax.random.key(0), ((3, "rectified"),)
     (pooled,) = embed_batch(file.trained, images, key, SMALL, tap)
@@ -133,7 +147,22 @@ def test_held_out_images_only(file, tmp_path):
     split = split_training(images, 0.25, 3)
     np.testing.assert_array_equal(few[:12], every[split.rows[split.held_out]])
     with pytest.raises(BadInput, match="held out no images of these training classes"):
-        write(make_images(classes=(3, 5, 5)), file, Export(TAP, training_images="held-out"), tmp_path / "no.safetensors")
+        write(
+            make_images(classes=(3, 5, 5)), file, Export(TAP, training_images="held-out"), tmp_path / "no.safetensors"
+        )
+
+
+def test_layers_together(file, tmp_path):
+    taps = ((2, "rectified"), (4, "rectified"))
+    write(make_images(), file, Export(taps, together=True), tmp_path / "sum.safetensors")
+    parts = []
+    for tap in taps:
+        write(make_images(), file, Export((tap,)), tmp_path / f"{tap[0]}.safetensors")
+        part = features_of(tmp_path / f"{tap[0]}.safetensors")[0]
+        parts.append(part / np.linalg.norm(part, axis=1, keepdims=True))
+    np.testing.assert_allclose(features_of(tmp_path / "sum.safetensors")[0], parts[0] + parts[1], atol=1e-3)
+    with pytest.raises(BadInput, match="layers of 64, 4 numbers cannot be added together"):
+        write(make_images(), file, Export(taps, flat=True, together=True), tmp_path / "no.safetensors")
 
 
 def test_unknown_layers_are_refused(file, tmp_path):

@@ -38,7 +38,9 @@ def test_shapes_and_layers_of_the_papers_network():
     assert backbone.layers == tuple(range(1, 26, 2))
     assert backbone.dim == 640
     image = jax.ShapeDtypeStruct((2, 80, 80, 3), jnp.float32)
-    shapes = {key: value.shape for key, value in jax.eval_shape(lambda net, x: passed(net, x).taps, backbone, image).items()}
+    shapes = {
+        key: value.shape for key, value in jax.eval_shape(lambda net, x: passed(net, x).taps, backbone, image).items()
+    }
     assert shapes[1, "raw"] == (2, 80, 80, 16)
     assert shapes[9, "rectified"] == (2, 40, 40, 160)  # three reductions, one in each group
     assert shapes[17, "rectified"] == (2, 20, 20, 320)

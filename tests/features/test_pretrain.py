@@ -76,7 +76,9 @@ def test_a_resumed_run_ends_with_the_same_weights(left_alone, tmp_path):
     assert_same(train(make_run(tmp_path)), left_alone[1])
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [6, 12]
     network = (tmp_path / "network.safetensors").read_bytes()
-    assert network == (left_alone[0].folder / "network.safetensors").read_bytes() or records_differ(tmp_path, left_alone)
+    assert network == (left_alone[0].folder / "network.safetensors").read_bytes() or records_differ(
+        tmp_path, left_alone
+    )
 
 
 def records_differ(folder, left_alone):
@@ -218,7 +220,10 @@ def test_l2_pulls_weights_and_leaves_norms_alone():
     rate = float(settings[0].learning_rate)
     np.testing.assert_allclose(
         decayed.backbone.stages[0].convolution.weight - plain.backbone.stages[0].convolution.weight,
-        -rate * 1.9 * 0.5 * before.backbone.stages[0].convolution.weight,  # Nesterov's first step is (1 + 0.9) times the gradient
+        -rate
+        * 1.9
+        * 0.5
+        * before.backbone.stages[0].convolution.weight,  # Nesterov's first step is (1 + 0.9) times the gradient
         rtol=1e-3,
         atol=1e-6,
     )
@@ -252,7 +257,20 @@ def photos(tmp_path_factory):
     return folder
 
 
-SETTINGS = ("--network", "conv-4", "--width", "4", "--side", "16", "--batch", "16", "--reports", "2", "--hold-out", "0.1")
+SETTINGS = (
+    "--network",
+    "conv-4",
+    "--width",
+    "4",
+    "--side",
+    "16",
+    "--batch",
+    "16",
+    "--reports",
+    "2",
+    "--hold-out",
+    "0.1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +298,10 @@ def test_pretrain_tells_what_it_did(photos, trained, capsys):
         ([], "--images is needed"),
         (["--images", "PHOTOS", "--recipe", "good"], "unknown recipe 'good'; known are paper"),
         (["--images", "PHOTOS", "--network", "vgg"], "unknown network 'vgg'; known are wrn-28-10"),
-        (["--images", "PHOTOS", "--network", "wrn-16-4", "--depth", "12"], "--depth of a wide residual network is 6n + 4"),
+        (
+            ["--images", "PHOTOS", "--network", "wrn-16-4", "--depth", "12"],
+            "--depth of a wide residual network is 6n + 4",
+        ),
         (["--images", "PHOTOS", "--steps", "0"], "--steps must be at least 1, not 0"),
         (["--images", "PHOTOS", "--steps", "5", "--epochs", "5"], "--steps and --epochs say the same"),
         (["--images", "PHOTOS", "--keep", "0"], "--keep must be from 0.00391 to 1, not 0.0"),

@@ -22,6 +22,7 @@ class Embed:
     Try:
       metaleo embed runs/wrn --images miniimagenet:images/ --out features.safetensors
       metaleo embed runs/wrn --images miniimagenet:images/ --views multi --out multi.safetensors
+      metaleo embed runs/best --images miniimagenet:images/ --layer 23 25 --together
       metaleo embed network.safetensors --images my-photos/ --layer 21 25
     """
 
@@ -33,6 +34,8 @@ class Embed:
     """Feature file, .safetensors; with several layers, -<layer> is put before its suffix (features.safetensors)."""
     layer: tuple[int, ...] = ()
     """Which layers to tap (the network's: 21 in a WRN-28-10)."""
+    together: bool = False
+    """Add the layers into one vector, each scaled to length one first; they must be of one size, as in a WRN's group."""
     raw: bool = False
     """Tap before the norm and ReLU instead of after."""
     views: Literal["centre", "multi"] = "centre"
@@ -41,8 +44,6 @@ class Embed:
     """All numbers of a layer, instead of their average over space."""
     augmented: int = 0
     """Add this many random views of each training image, as if they were images."""
-    turned: bool = False
-    """Add the images of training classes by 90, 180 and 270 degrees, as new classes (usual with Omniglot)."""
     held_out: bool = False
     """Of training classes, embed only those images that the network has not been trained on."""
     seed: int = 0
@@ -55,7 +56,7 @@ class Embed:
     def run(self) -> None:
         from metaleo.cli.pretrain import packed_or
         from metaleo.features.embed import Export, embed
-        from metaleo.features.images import open_images, with_turned_training
+        from metaleo.features.images import open_images
         from metaleo.features.networks import load_network
 
         file = load_network(self.network)
@@ -68,7 +69,9 @@ class Embed:
         if out.suffix != ".safetensors":
             raise BadInput(f"{out}: a feature file of `metaleo embed` ends in .safetensors")
         layers = self.layer or (file.architecture.layer,)
-        targets = [out] if len(layers) == 1 else [out.with_stem(f"{out.stem}-{layer}") for layer in layers]
+        targets = (
+            [out] if len(layers) == 1 or self.together else [out.with_stem(f"{out.stem}-{layer}") for layer in layers]
+        )
         for target in targets:
             if target.exists() and not self.overwrite:
                 raise BadInput(f"{target} exists; replace it with --overwrite")
@@ -79,7 +82,6 @@ class Embed:
             raise BadInput(
                 f"the images have {images.channels} channels, the network takes {file.architecture.channels}"
             )
-        images = with_turned_training(images) if self.turned else images
         say.print(f"{source}: {images.describe()}")
         export = Export(
             tuple((layer, "raw" if self.raw else "rectified") for layer in layers),
@@ -87,14 +89,13 @@ class Embed:
             self.flat,
             self.augmented,
             "held-out" if self.held_out else "all",
+            self.together,
             self.seed,
         )
         total = sum(len(rows) for _, rows in export.passes(images, file))
         with progress_bar() as progress:
             bar = progress.add_task("embedding", total=total, note="compiling …")
-            rows = embed(
-                images, file, export, targets, lambda done: progress.update(bar, completed=done, note="")
-            )
+            rows = embed(images, file, export, targets, lambda done: progress.update(bar, completed=done, note=""))
         list_unreadable(images.unreadable)
         shown = ", ".join(map(str, targets))
         say.print(f"{shown}; meta-train on it with:\n  metaleo train --data {targets[0]}")

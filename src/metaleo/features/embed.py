@@ -27,7 +27,7 @@ from metaleo.files import read_json, replacing, write_text
 Tap = tuple[int, str]
 """A layer, and `rectified` or `raw`: after its norm and ReLU or before."""
 Views = Literal["centre", "multi", "random"]
-"""The centre crop; the average of four corners and centre, each also mirrored; one random crop."""
+"""The centre crop; the average of four corners and centre, also mirrored if the network knows mirrors; one random crop."""
 SLAB = 4096
 """Images embedded between two writes: what a kill costs at most."""
 BATCH = 256
@@ -40,7 +40,7 @@ def precision() -> Any:
     return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
 
 
-@functools.partial(jax.jit, static_argnames=("architecture", "taps", "views", "flat"))
+@functools.partial(jax.jit, static_argnames=("architecture", "taps", "views", "flat", "mirrors"))
 def embed_batch(
     trained: Trained,
     images: UInt8[Array, "image h w channel"],
@@ -49,8 +49,12 @@ def embed_batch(
     taps: tuple[Tap, ...],
     views: Views = "centre",
     flat: bool = False,
+    mirrors: bool = True,
 ) -> list[Float[Array, "image _"]]:
-    """The features of each tap: averaged over space or, if `flat`, all numbers of the layer in a row."""
+    """The features of each tap: averaged over space or, if `flat`, all numbers of the layer in a row.
+
+    Without `mirrors` no view is mirrored: a mirrored letter is not the same letter.
+    """
     pixels, count = augment.scaled(images), len(images)
 
     def look(box: Array, mirrored: Array) -> list[Array]:
@@ -63,10 +67,10 @@ def embed_batch(
     if views == "random":
         box_key, mirror_key = jax.random.split(key)
         boxes = augment.random_boxes(box_key, count, RANDOM_AREA)
-        return look(boxes, jax.random.bernoulli(mirror_key, shape=(count,)))
+        return look(boxes, mirrors & jax.random.bernoulli(mirror_key, shape=(count,)))
     boxes = augment.view_boxes(architecture.share, views == "multi")
-    mirrors = [False, True] if views == "multi" else [False]
-    seen = [look(jnp.tile(box, (count, 1)), jnp.full(count, side)) for box in boxes for side in mirrors]
+    sides = [False, True] if views == "multi" and mirrors else [False]
+    seen = [look(jnp.tile(box, (count, 1)), jnp.full(count, side)) for box in boxes for side in sides]
     return [jnp.stack(parts).mean(0) for parts in zip(*seen, strict=True)]
 
 
@@ -92,7 +96,9 @@ def embed_slab(
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
         padded = np.concatenate([batch, np.zeros((BATCH - len(batch), *batch.shape[1:]), np.uint8)])
-        found = embed_batch(file.trained, padded, jax.random.fold_in(key, start), file.architecture, taps, views, flat)
+        found = embed_batch(
+            file.trained, padded, jax.random.fold_in(key, start), file.architecture, taps, views, flat, file.mirrors
+        )
         for part, values in zip(parts, found, strict=True):
             part.append(np.asarray(values)[: len(batch)].astype(np.float16))
     return [np.concatenate(part) for part in parts]
@@ -110,6 +116,8 @@ class Export:
     """How many random views of each training image to add to the one above."""
     training_images: Literal["all", "held-out"] = "all"
     """Which images of training classes: all, or those that the network has not seen."""
+    together: bool = False
+    """The taps' vectors, each of length one, added into one."""
     seed: int = 0
 
     def passes(self, images: Images, file: NetworkFile) -> list[tuple[Views, Int[np.ndarray, " row"]]]:
@@ -149,6 +157,7 @@ def embed(
                 pixels, readable = images.read(chosen)
                 slab_key = jax.random.fold_in(jax.random.fold_in(key, turn), start)
                 found = embed_slab(file, pixels, slab_key, export.taps, views, export.flat)
+                found = [added(found)] if export.together else found
                 with replacing(path) as temporary, open(temporary, "wb") as target:
                     arrays = {str(index): values[readable] for index, values in enumerate(found)}
                     np.savez(target, allow_pickle=False, rows=chosen[readable], **arrays)
@@ -170,6 +179,16 @@ def embed(
             safetensors.numpy.save_file({"features": features, "labels": labels}, temporary, header)
     shutil.rmtree(parts, ignore_errors=True)
     return len(rows)
+
+
+def added(parts: list[Float16[np.ndarray, "image _"]]) -> Float16[np.ndarray, "image _"]:
+    """The sum of vectors that were scaled to length one."""
+    if len({part.shape for part in parts}) > 1:
+        sizes = ", ".join(str(part.shape[1]) for part in parts)
+        raise BadInput(f"layers of {sizes} numbers cannot be added together")
+    scaled = [part.astype(np.float32) / np.maximum(np.linalg.norm(part.astype(np.float32), axis=1, keepdims=True), 1e-6)
+              for part in parts]  # fmt: skip
+    return np.sum(scaled, axis=0).astype(np.float16)
 
 
 def read_part(path: Path, name: str) -> np.ndarray:

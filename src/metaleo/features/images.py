@@ -99,16 +99,13 @@ class Images(abc.ABC):
         wanted = splits.split("+")
         for split in wanted:
             known_split(split)
-        return self.select(np.array([split in wanted for split in self.splits], bool))
-
-    def select(self, classes: Bool[np.ndarray, " class"]) -> "Images":
-        """The classes that are marked."""
+        classes = np.array([split in wanted for split in self.splits], bool)
         rows = np.flatnonzero(classes[self.labels])
         return dataclasses.replace(
             self,
             labels=(np.cumsum(classes) - 1)[self.labels[rows]].astype(np.int32),
             class_names=tuple(name for name, is_in in zip(self.class_names, classes, strict=True) if is_in),
-            splits=tuple(split for split, is_in in zip(self.splits, classes, strict=True) if is_in),
+            splits=tuple(split for split in self.splits if split in wanted),
             names=[self.names[row] for row in rows.tolist()],
             kept=rows if self.kept is None else self.kept[rows],
         )
@@ -208,12 +205,6 @@ class TurnedImages(Images):
             pixels[which] = np.rot90(pixels[which], turn, (1, 2))
         names = {position: self.upright.names[int(rows[position])] for position in np.flatnonzero(~readable).tolist()}
         return pixels, {position: self.upright.unreadable[name] for position, name in names.items()}
-
-
-def with_turned_training(images: Images) -> Images:
-    """The same images, and those of training classes again by 90, 180 and 270 degrees, as new classes."""
-    turned, ways = TurnedImages.of(images), len(images.class_names)
-    return turned.select(np.array([i < ways or split == "train" for i, split in enumerate(turned.splits)]))
 
 
 def turned_name(name: str, turn: int) -> str:

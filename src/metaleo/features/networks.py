@@ -24,6 +24,11 @@ class NetworkFile(NamedTuple):
     architecture: Architecture
     header: dict[str, Any]
 
+    @property
+    def mirrors(self) -> bool:
+        """Whether it was trained on mirrored images."""
+        return self.header.get("config", {}).get("recipe", {}).get("mirrors", True)
+
 
 def save_network(path: Path, trained: Trained, architecture: Architecture, header: dict[str, Any]) -> None:
     save_tree(path, trained, {"kind": "network", "architecture": vars(architecture), **header})

@@ -112,7 +112,6 @@ class Pretraining:
     mirrors: bool = True
     mixes: bool = False
     turns: bool = False
-    turned: bool = False
     averages: bool = False
 
     @classmethod
@@ -125,13 +124,11 @@ class Pretraining:
             recipe.mirrors,
             mixes=recipe.mixup > 0,
             turns=recipe.rotation > 0,
-            turned=recipe.turned,
             averages=recipe.average > 0,
         )
 
     def start(self, key: PRNGKeyArray) -> State:
-        classes = 4 * self.classes if self.turned else self.classes
-        classifier = Classifier.init(key, self.architecture, classes, self.turns)
+        classifier = Classifier.init(key, self.architecture, self.classes, self.turns)
         network = Network(classifier, blank_moments(classifier.backbone, self.architecture))
         average = jax.tree.map(jnp.copy, network) if self.averages else None
         return State(jnp.int32(0), network, OPTIMISER.init(classifier), average)  # type: ignore[arg-type]
@@ -148,7 +145,7 @@ class Pretraining:
             values = augment.mirror(values, jax.random.bernoulli(mirror_key, shape=(count,)))
         values = augment.distort(colour_key, values, dials.colours)
         quarters = jnp.zeros(count, jnp.int32)
-        if self.turns or self.turned:
+        if self.turns:
             quarters = jax.random.randint(turn_key, (count,), 0, 4, jnp.int32)
             values = augment.turn(values, quarters)
         return values, quarters
@@ -203,7 +200,6 @@ class Pretraining:
         """One step of SGD on a batch of pixels; `key` is that of the whole run."""
         augment_key, loss_key = jax.random.split(jax.random.fold_in(key, state.step))
         values, quarters = self.augmented(augment_key, images, dials)
-        labels = labels + self.classes * quarters if self.turned else labels
         classifier = state.network.classifier
         slope = jax.grad(self.loss, has_aux=True)
         gradient, (seen, info) = slope(classifier, values, labels, quarters, loss_key, dials)

@@ -29,9 +29,9 @@ class Tail(eqx.Module):
 
     @classmethod
     def init(cls, key: PRNGKeyArray, sizes: Sizes) -> "Tail":
-        *shape, outputs = sizes
-        stage = Stage(Convolution.init(key, shape[-1], outputs), Norm.init(outputs))
-        return cls(stage, Moments.standard(outputs), tuple(shape))
+        height, width, inputs, outputs = sizes
+        stage = Stage(Convolution.init(key, inputs, outputs), Norm.init(outputs))
+        return cls(stage, Moments.standard(outputs), (height, width, inputs))
 
     @classmethod
     def of(cls, network: NetworkFile) -> "Tail":
