@@ -4,7 +4,8 @@
     python benchmarks/pretrain.py --recipe best --steps 200
 
 Images are noise of the size of miniImageNet's; batches are drawn, cropped, distorted and learned from as in a run.
-Operations are those of the convolutions, three times the forward pass. The rate of a large matrix product in the same precision is measured in the same run.
+Operations are those of the convolutions, three times the forward pass. The rate of a large matrix product in the
+same precision is measured in the same run.
 """
 
 import argparse

@@ -260,6 +260,17 @@ PRESETS: dict[str, Preset] = {
         5,
         Hyper(1.5e-3, kl=6.24e-2, encoder_penalty=5.53e-8, l2=1.32e-9, orthogonality=1.49e-3, keep=0.448),
     ),
+    "metaleo-best-1shot": Preset(
+        "a search of 32 trials on miniImageNet features of `--recipe best` (docs/features.md), 1-shot",
+        1,
+        Hyper(2.56e-3, kl=1.04e-5, encoder_penalty=9.04e-8, l2=2.02e-6, orthogonality=7.51, keep=0.158),
+    ),
+    "metaleo-best-5shot": Preset(
+        "a search of 32 trials on miniImageNet features of `--recipe best` (docs/features.md), 5-shot",
+        5,
+        Hyper(2.34e-3, kl=2.2e-3, encoder_penalty=1.11e-9, l2=2.45e-5, orthogonality=1650.0, keep=0.118),
+        Structure(finetune_step_size=3.0),
+    ),
     "omniglot-1shot": Preset(
         "by hand, by validation accuracy on conv-4 features of the drawings in this package",
         1,

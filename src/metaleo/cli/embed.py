@@ -35,7 +35,7 @@ class Embed:
     layer: tuple[int, ...] = ()
     """Which layers to tap (the network's: 21 in a WRN-28-10)."""
     together: bool = False
-    """Add the layers into one vector, each scaled to length one first; they must be of one size, as in a WRN's group."""
+    """Add the layers into one vector, each scaled to length one first; of one size, as in a group of a WRN."""
     raw: bool = False
     """Tap before the norm and ReLU instead of after."""
     views: Literal["centre", "multi"] = "centre"

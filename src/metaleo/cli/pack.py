@@ -11,7 +11,6 @@ from metaleo.cli.common import Int, list_unreadable, progress_bar, say
 from metaleo.errors import BadInput
 
 
-
 @dataclasses.dataclass(frozen=True)
 class Pack:
     """Put images into one file, at one size, from which they are read faster than they can be used.

@@ -27,7 +27,7 @@ from metaleo.files import read_json, replacing, write_text
 Tap = tuple[int, str]
 """A layer, and `rectified` or `raw`: after its norm and ReLU or before."""
 Views = Literal["centre", "multi", "random"]
-"""The centre crop; the average of four corners and centre, also mirrored if the network knows mirrors; one random crop."""
+"""The centre crop; the average of four corners and centre, mirrored too if the network knows mirrors; a random crop."""
 SLAB = 4096
 """Images embedded between two writes: what a kill costs at most."""
 BATCH = 256
