@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from metaleo.cli.common import Float, Int, Place, Text, list_unreadable, progress_bar, say
+from metaleo.cli.common import Float, Int, Place, Text, YesNo, list_unreadable, progress_bar, say
 from metaleo.errors import BadInput
 
 
@@ -53,7 +53,7 @@ class Pretrain:
     """Share of each training class that is held out, to judge the network by."""
     reports: int = 20
     """How often the run is judged and saved."""
-    half: bool | None = None
+    half: YesNo = None
     """Compute in bfloat16 (on accelerators)."""
     depth: Int = None
     """Of a wide residual network (the network's)."""
