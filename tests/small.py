@@ -5,10 +5,12 @@ import subprocess
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from metaleo.config import LEARNERS as LEARNERS
 from metaleo.config import Structure
 from metaleo.data.metaset import MetaSet
+from metaleo.errors import BadInput
 from metaleo.learners import Hyper
 from metaleo.tasks import Batch, Task
 from metaleo.tasks.task import labelled
@@ -105,3 +107,15 @@ def kill_until_done(command: list[str], length: float, most: int = 5) -> int:
             except subprocess.TimeoutExpired:
                 process.kill()
                 kills += 1
+
+
+def message(action) -> str:
+    """What the user is told: one line."""
+    try:
+        action()
+    except BadInput as error:
+        text = str(error)
+    else:
+        pytest.fail("it was not refused")
+    assert "\n" not in text
+    return text

@@ -13,20 +13,7 @@ import pytest
 
 from metaleo.data import load
 from metaleo.data.pickles import read_file
-from metaleo.errors import BadInput
-
-
-def message(action) -> str:
-    """What the user is told: one line."""
-    try:
-        action()
-    except BadInput as error:
-        text = str(error)
-    else:
-        pytest.fail("it was not refused")
-    assert "\n" not in text
-    return text
-
+from small import message
 
 # A small assembler of pickles.
 

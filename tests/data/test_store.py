@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from metaleo.data import MetaSet, load, load_sample, save
-from metaleo.errors import BadInput
+from small import message
 
 SUFFIXES = ("npz", "safetensors")
 NAMES = ("dog", "ant", "cat", "bee")
@@ -42,18 +42,6 @@ def assert_same(one: MetaSet, other: MetaSet) -> None:
     assert one.splits == other.splits
     for name in one.class_names:
         np.testing.assert_array_equal(images_of(one, name), images_of(other, name))
-
-
-def message(action) -> str:
-    """What the user is told: one line."""
-    try:
-        action()
-    except BadInput as error:
-        text = str(error)
-    else:
-        pytest.fail("it was not refused")
-    assert "\n" not in text
-    return text
 
 
 def write(path, **fields):

@@ -11,25 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from metaleo.errors import BadInput
 from metaleo.features import benchmarks
 from metaleo.features.benchmarks import BENCHMARKS, rows_of
 from metaleo.features.images import open_images, pack
 from metaleo.features.pickled import read_pickle
+from small import message
 
 SPLITS = ("train", "val", "test")
-
-
-def message(action) -> str:
-    """What the user is told: one line."""
-    try:
-        action()
-    except BadInput as error:
-        text = str(error)
-    else:
-        pytest.fail("it was not refused")
-    assert "\n" not in text
-    return text
 
 
 def pixels_of(seed: int, count: int, side: int) -> np.ndarray:

@@ -138,6 +138,23 @@ def test_parts_of_another_export_are_not_used(file, tmp_path, monkeypatch):
     assert write(images, file, Export(TAP), target) == len(images)
 
 
+def test_parts_of_another_network_are_not_used(file, tmp_path):
+    """Two stops of one run leave networks with the same header."""
+
+    class Killed(Exception):
+        pass
+
+    def kill(done):
+        raise Killed
+
+    other = file._replace(trained=jax.tree.map(lambda leaf: 1.5 * leaf, file.trained))
+    with pytest.raises(Killed):
+        embed(make_images(), other, Export(TAP), [tmp_path / "f.safetensors"], kill)
+    write(make_images(), file, Export(TAP), tmp_path / "f.safetensors")
+    write(make_images(), file, Export(TAP), tmp_path / "g.safetensors")
+    assert contents(tmp_path / "f.safetensors") == contents(tmp_path / "g.safetensors")
+
+
 def test_held_out_images_only(file, tmp_path):
     images = make_images()
     write(images, file, Export(TAP), tmp_path / "all.safetensors")

@@ -12,24 +12,12 @@ import safetensors.numpy
 from PIL import Image
 
 from metaleo.cli.pack import Pack
-from metaleo.errors import BadInput
 from metaleo.features import images as module
 from metaleo.features.images import ImageFiles, TurnedImages, check_classes, decode, open_images, pack
+from small import message
 
 SIDE = 8
 ORANGE = (250, 120, 10)
-
-
-def message(action) -> str:
-    """What the user is told: one line."""
-    try:
-        action()
-    except BadInput as error:
-        text = str(error)
-    else:
-        pytest.fail("it was not refused")
-    assert "\n" not in text
-    return text
 
 
 def picture(seed=0, width=SIDE, height=SIDE) -> Image.Image:

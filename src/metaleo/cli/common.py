@@ -1,5 +1,6 @@
 """What the commands share: flags, progress bars, tables."""
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,12 @@ Float = Annotated[float | None, flag("X")]
 Text = Annotated[str | None, flag("TEXT")]
 Place = Annotated[Path | None, flag("PATH")]
 YesNo = Annotated[bool | None, flag("{True,False}")]
+
+
+def given(command: object, kind: type) -> dict[str, object]:
+    """The flags that were given, of those that this record has."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in vars(command).items() if name in names and value is not None}
 
 
 def progress_bar() -> Progress:

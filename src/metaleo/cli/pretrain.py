@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from metaleo.cli.common import Float, Int, Place, Text, YesNo, list_unreadable, progress_bar, say
+from metaleo.cli.common import Float, Int, Place, Text, YesNo, given, list_unreadable, progress_bar, say
 from metaleo.errors import BadInput
 
 
@@ -79,10 +79,6 @@ class Pretrain:
     average: Float = None
     """Decay of the running average of the weights, 0 for none (the recipe's)."""
 
-    def given(self, kind: type) -> dict[str, object]:
-        names = {field.name for field in dataclasses.fields(kind)}
-        return {name: value for name, value in vars(self).items() if name in names and value is not None}
-
     def resolve(self, source: str, images):
         """The whole configuration: the recipe, then what was given."""
         import jax
@@ -92,12 +88,12 @@ class Pretrain:
         from metaleo.features.run import PretrainConfig
 
         architecture = find_architecture(self.network)
-        changes = self.given(type(architecture)) | {"channels": images.channels}
+        changes = given(self, type(architecture)) | {"channels": images.channels}
         if self.depth is not None:
             changes["layer"] = second_of_third_group(self.depth)
         architecture = dataclasses.replace(architecture, **changes)
         recipe = find_recipe(self.recipe)
-        recipe = dataclasses.replace(recipe, **self.given(type(recipe)))
+        recipe = dataclasses.replace(recipe, **given(self, type(recipe)))
         if self.epochs is not None:
             if self.steps is not None:
                 raise BadInput("--steps and --epochs say the same thing; give one of them")

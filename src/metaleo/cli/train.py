@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from metaleo.cli.common import Float, Int, Place, Text, YesNo, flag, say, train_with_progress
+from metaleo.cli.common import Float, Int, Place, Text, YesNo, flag, given, say, train_with_progress
 from metaleo.config import LEARNERS, UNTRAINED, Clip, Sizes, TrainConfig, find_preset
 from metaleo.errors import BadInput
 
@@ -96,11 +96,6 @@ class Train:
     official: YesNo = None
     """LEO's scales and KL estimate exactly as in the authors' code, or not (the preset's; see docs/deviations.md)."""
 
-    def given(self, kind: type) -> dict[str, object]:
-        """The flags that were given, of those that this record has."""
-        names = {field.name for field in dataclasses.fields(kind)}
-        return {name: value for name, value in vars(self).items() if name in names and value is not None}
-
     def resolve(self, dim: int) -> TrainConfig:
         """The whole configuration: defaults, then the preset, then what was given."""
         learner = self.learner or (find_preset(self.preset, "leo", None).structure.learner if self.preset else "leo")
@@ -112,17 +107,17 @@ class Train:
         structure = preset.structure
         if structure.learner != learner:
             structure = dataclasses.replace(find_preset(None, learner, self.shot).structure, learner=learner)
-        given = self.given(TrainConfig)
+        flags = given(self, TrainConfig)
         if self.data not in (None, "sample"):
-            given["data"] = str(Path(str(self.data)).resolve())  # so that a run can be resumed from anywhere
+            flags["data"] = str(Path(str(self.data)).resolve())  # so that a run can be resumed from anywhere
         if self.joint is not None:
-            given["joint"] = str(self.joint.resolve())
-        config = TrainConfig(**{"shot": preset.shot, "clip": preset.clip, **given})  # type: ignore[arg-type]
+            flags["joint"] = str(self.joint.resolve())
+        config = TrainConfig(**{"shot": preset.shot, "clip": preset.clip, **flags})  # type: ignore[arg-type]
         changes = {"learner": learner, "dim": dim, "way": config.way, "tail": self.tail(dim)}
         config = dataclasses.replace(
             config,
-            structure=dataclasses.replace(structure, **{**self.given(type(structure)), **changes}),  # type: ignore[arg-type]
-            hyper=dataclasses.replace(preset.hyper, **self.given(type(preset.hyper))),  # type: ignore[arg-type]
+            structure=dataclasses.replace(structure, **{**given(self, type(structure)), **changes}),  # type: ignore[arg-type]
+            hyper=dataclasses.replace(preset.hyper, **given(self, type(preset.hyper))),  # type: ignore[arg-type]
         )
         check_config(config)
         return config

@@ -20,7 +20,7 @@ from metaleo.features import augment
 from metaleo.features.backbone import Pass, pool
 from metaleo.features.images import Images
 from metaleo.features.networks import NetworkFile, Trained
-from metaleo.features.pretrain import split_training
+from metaleo.features.pretrain import padded, split_training
 from metaleo.features.recipes import Architecture
 from metaleo.files import read_json, replacing, write_text
 
@@ -95,10 +95,8 @@ def embed_slab(
     parts: list[list[np.ndarray]] = [[] for _ in taps]
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
-        padded = np.concatenate([batch, np.zeros((BATCH - len(batch), *batch.shape[1:]), np.uint8)])
-        found = embed_batch(
-            file.trained, padded, jax.random.fold_in(key, start), file.architecture, taps, views, flat, file.mirrors
-        )
+        pixels, batch_key = padded(batch, BATCH), jax.random.fold_in(key, start)
+        found = embed_batch(file.trained, pixels, batch_key, file.architecture, taps, views, flat, file.mirrors)
         for part, values in zip(parts, found, strict=True):
             part.append(np.asarray(values)[: len(batch)].astype(np.float16))
     return [np.concatenate(part) for part in parts]
@@ -144,7 +142,7 @@ def embed(
     check_taps(file, export.taps)
     parts = targets[0].with_name(f".{targets[0].name}.parts")
     plan = {"export": dataclasses.asdict(export), "images": zlib.crc32("\n".join(images.names).encode())}
-    plan |= {"network": file.header.get("config"), "record": file.header.get("record")}
+    plan |= {"network": file.header.get("config"), "weights": checksum(file.trained)}
     plan = json.loads(json.dumps(plan))
     if read_json(parts / "plan.json") != plan:
         shutil.rmtree(parts, ignore_errors=True)
@@ -181,14 +179,21 @@ def embed(
     return len(rows)
 
 
+def checksum(trained: Trained) -> int:
+    """Of the weights: two networks of one run differ in nothing else."""
+    return functools.reduce(
+        lambda total, leaf: zlib.crc32(np.asarray(leaf).tobytes(), total), jax.tree.leaves(trained), 0
+    )
+
+
 def added(parts: list[Float16[np.ndarray, "image _"]]) -> Float16[np.ndarray, "image _"]:
     """The sum of vectors that were scaled to length one."""
     if len({part.shape for part in parts}) > 1:
         sizes = ", ".join(str(part.shape[1]) for part in parts)
         raise BadInput(f"layers of {sizes} numbers cannot be added together")
-    scaled = [part.astype(np.float32) / np.maximum(np.linalg.norm(part.astype(np.float32), axis=1, keepdims=True), 1e-6)
-              for part in parts]  # fmt: skip
-    return np.sum(scaled, axis=0).astype(np.float16)
+    wide = [part.astype(np.float32) for part in parts]
+    lengths = [np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-6) for part in wide]
+    return np.sum([part / length for part, length in zip(wide, lengths, strict=True)], axis=0).astype(np.float16)
 
 
 def read_part(path: Path, name: str) -> np.ndarray:

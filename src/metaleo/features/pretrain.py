@@ -3,11 +3,11 @@
 The step is one compiled function of a state and a batch of pixels; what varies between recipes is in the recipe.
 """
 
+import collections
+import concurrent.futures
 import dataclasses
 import functools
 import math
-import queue
-import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -245,6 +245,11 @@ def split_training(images: Images, share: float, seed: int) -> Split:
     return Split(rows, labels, out)
 
 
+def padded(images: UInt8[np.ndarray, "image h w channel"], count: int) -> UInt8[np.ndarray, "{count} h w channel"]:
+    """With black ones behind them, so that every batch has one size."""
+    return np.concatenate([images, np.zeros((count - len(images), *images.shape[1:]), np.uint8)])
+
+
 class Batches:
     """Batches of pixels and labels on the device, in an order that depends on the seed and the step alone.
 
@@ -289,33 +294,9 @@ def take(images: UInt8[Array, "n h w channel"], rows: Int[Array, " image"]) -> U
 
 def ahead(items: Iterator[Any], depth: int = 3) -> Iterator[Any]:
     """The same items, made by a thread that stays at most `depth` of them ahead."""
-    made: queue.Queue = queue.Queue(depth)
-    stop = threading.Event()
-
-    def work() -> None:
-        try:
-            for item in items:
-                while not stop.is_set():
-                    try:
-                        made.put((item, None), timeout=0.1)
-                        break
-                    except queue.Full:
-                        continue
-                if stop.is_set():
-                    return
-            made.put((None, StopIteration()))
-        except BaseException as error:
-            made.put((None, error))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error = made.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
+    end = object()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        coming = collections.deque(pool.submit(next, items, end) for _ in range(depth))
+        while (item := coming.popleft().result()) is not end:
+            coming.append(pool.submit(next, items, end))
             yield item
-    finally:
-        stop.set()

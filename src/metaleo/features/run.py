@@ -21,7 +21,7 @@ from metaleo.compiling import memory_bytes
 from metaleo.errors import BadInput
 from metaleo.features.images import Images
 from metaleo.features.networks import NetworkFile, save_network
-from metaleo.features.pretrain import Batches, Network, Pretraining, State, dials, split_training
+from metaleo.features.pretrain import Batches, Network, Pretraining, State, dials, padded, split_training
 from metaleo.features.recipes import Architecture, Recipe
 from metaleo.journal import Interrupted, Log, Record, finite, stop_signals
 from metaleo.trees import load_tree, save_tree
@@ -115,8 +115,7 @@ class PretrainRun:
         for start in range(0, len(self.held_rows), batch):
             labels = self.held_labels[start : start + batch]
             pixels, _ = self.images.read(self.held_rows[start : start + batch])
-            padded = np.concatenate([pixels, np.zeros((batch - len(pixels), *pixels.shape[1:]), np.uint8)])
-            guesses = np.asarray(self.work.logits(network, padded)).argmax(1)[: len(labels)]
+            guesses = np.asarray(self.work.logits(network, padded(pixels, batch))).argmax(1)[: len(labels)]
             right += int((guesses == labels).sum())
         return finite(right / len(self.held_rows)) if len(self.held_rows) else None
 
