@@ -22,6 +22,7 @@ from metaleo.data import load_sample
 from metaleo.data.rows import place
 from metaleo.evaluation import score_tasks
 from metaleo.learners import LEO, Hyper
+from metaleo.model.network import linear
 from metaleo.outer_loop import advance, make_optimiser, start
 from metaleo.tasks import Episodes
 
@@ -55,7 +56,7 @@ def measure(shot: int, population: int, steps: int, tasks: int, repeats: int) ->
     hyper = jax.tree.map(jnp.asarray, Hyper())
 
     def begin(key):
-        return start(LEO.init(key, metaset.dim), optimiser)
+        return start(LEO.init(key, linear(metaset.dim)), optimiser)
 
     def go(num_steps, state, key, episodes):
         return advance(state, hyper, key, episodes, optimiser, META_BATCH, num_steps)

@@ -101,6 +101,70 @@ def test_presets_and_overrides_are_resolved():
     assert Train(preset="official-mini-5shot", official=False).resolve(dim=DIM).structure.official is False
 
 
+FUNCTIONS = (
+    "--problem", "sines-and-lines", "--query", "3", "--steps", "2", "--meta-batch", "2", "--validate-every", "2",
+    "--validation-tasks", "4", "--latent", "4", "--latent-steps", "1", "--hidden", "3",
+)  # fmt: skip
+
+
+def test_functions_from_training_to_figure(here, capsys, monkeypatch):
+    monkeypatch.setattr("metaleo.predictive.AMBIGUOUS_TASKS", 2)
+    monkeypatch.setattr("metaleo.predictive.CALIBRATION_TASKS", 4)
+    main(["train", *FUNCTIONS, "--width", "4", "--out", "leo", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["config"]["data"] == "sines-and-lines"
+    assert np.isfinite(result["seeds"][0]["validation_loss"])
+    assert (here / "leo/curves.png").read_bytes().startswith(b"\x89PNG")
+    main(["train", *FUNCTIONS, "--learner", "meta-sgd", "--out", "sgd"])
+    capsys.readouterr()
+
+    evaluate = ["evaluate", "leo", "sgd", "--tasks", "6", "--samples", "4", "--json"]
+    main([*evaluate, "--per-task", "scores.csv"])
+    out = capsys.readouterr()
+    first = json.loads(out.out)
+    assert "oracle" in out.err
+    assert [row["name"] for row in first["models"]] == ["leo seed 0", "sgd seed 0", "oracle", "exact posterior"]
+    main(evaluate)
+    assert json.loads(capsys.readouterr().out) == first
+    leo, sgd, oracle, _ = first["models"]
+    assert leo["spread"] > 0
+    assert sgd["spread"] == oracle["spread"] == 0
+    assert oracle["mse"] < min(leo["mse"], sgd["mse"])
+    rows = [row.split(",") for row in (here / "scores.csv").read_text().splitlines()]
+    assert len(rows) == 1 + 4 * 6
+    assert np.isclose(np.mean([float(row[3]) for row in rows[1:7]]), leo["mse"], atol=1e-4)
+
+    main(["plot-functions", "leo", "--panels", "3", "--samples", "2", "--out", "figure.png", "--json"])
+    drawn = json.loads(capsys.readouterr().out)
+    assert (here / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert [panel["title"].startswith("ambiguous") for panel in drawn["panels"]] == [False, False, True]
+    assert np.shape(drawn["panels"][0]["functions"]) == (2, 201)
+
+
+def test_bad_input_around_functions(here, capsys):
+    assert "unknown problem 'cosines'; known: sines-and-lines" in fails(capsys, "train", "--problem", "cosines")
+    assert "give one of them" in fails(capsys, "train", *FUNCTIONS, "--data", "features.npz")
+    assert "ridge has no network to choose" in fails(capsys, "train", *FUNCTIONS, "--learner", "ridge")
+    assert "--shot must be at least 1" in fails(capsys, "train", *FUNCTIONS, "--shot", "0")
+    assert "--way means nothing to sines-and-lines" in fails(capsys, "evaluate", "sines-and-lines", "--way", "3")
+    assert "--samples must be at least 2" in fails(capsys, "evaluate", "sines-and-lines", "--samples", "1")
+    assert "ends in .png" in fails(capsys, "plot-functions", "sines-and-lines", "--out", "figure.pdf")
+    assert "--panels must be between" in fails(capsys, "plot-functions", "sines-and-lines", "--panels", "0")
+    assert "nowhere does not exist" in fails(capsys, "plot-functions", "nowhere")
+    main(["train", "--data", "features.npz", "--learner", "meta-sgd", *SMALL, "--out", "run"])
+    capsys.readouterr()
+    assert "only functions can be drawn" in fails(capsys, "plot-functions", "run")
+    assert "different problems" in fails(capsys, "evaluate", "run", "sines-and-lines")
+
+
+@pytest.mark.parametrize("network", [("mlp", "--layers", "2"), ("gru", "--channels", "4"), ("mlp", "--codes", "task")])
+def test_other_networks_train_and_are_tested(here, capsys, network):
+    flags = ("--network", *network, "--hidden", "3", "--from-start", "True", "--limit", "10")
+    main(["train", "--data", "features.npz", *SMALL, *flags, "--out", "run"])
+    main(["evaluate", "run", "--tasks", "6", "--json"])
+    assert 0 <= json.loads(capsys.readouterr().out)["models"][0]["accuracy"] <= 1
+
+
 def test_string_labels_and_unbalanced_classes_work(here, capsys):
     random = np.random.default_rng(0)
     labels = np.array([animal for i, animal in enumerate(ANIMALS) for _ in range(6 + i)])

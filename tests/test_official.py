@@ -13,6 +13,7 @@ from metaleo.learners.learner import Hyper
 from metaleo.learners.leo import LEO, Noise
 from metaleo.model.decoder import Decoder
 from metaleo.model.encoder import Encoder
+from metaleo.model.network import linear
 from metaleo.model.relation import RelationNet
 from metaleo.objective import encoder_penalty, l2, orthogonality
 from metaleo.tasks.task import Task, labelled
@@ -48,6 +49,7 @@ class Golden:
             Decoder(*jnp.split(weights["decoder"], 2, axis=1)),
             weights["latent_lr"][0, 0],
             weights["finetune_lr"][0, 0],
+            linear(weights["encoder"].shape[0]),
             latent_steps=int(self.numbers["hp/latent_steps"]),
             finetune_steps=int(self.numbers["hp/finetune_steps"]),
             stochastic=True,

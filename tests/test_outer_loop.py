@@ -70,6 +70,22 @@ def test_cutting_a_run_changes_nothing(episodes):
         np.testing.assert_array_equal(a, b)
 
 
+def test_learning_rate_falls_along_half_a_cosine(episodes):
+    """Adam's first step has the length of the learning rate, whatever the gradient: at step t (1 + cos πt/T)/2 of η."""
+
+    @functools.partial(jax.jit, static_argnames="decay_over")
+    def first_step(step, decay_over):
+        state = outer_loop.start(make_learner("maml"), outer_loop.make_optimiser())
+        state = dataclasses.replace(state, step=step)
+        training, optimiser = episodes["training"], outer_loop.make_optimiser()
+        after, _ = outer_loop.advance(state, ARRAYS, jax.random.key(1), training, optimiser, 4, 1, decay_over)
+        return jnp.abs(after.learner.start - state.learner.start).max()
+
+    for step, share in ((0, 1.0), (25, 0.853553), (50, 0.5), (99, 0.000247)):
+        np.testing.assert_allclose(first_step(jnp.int32(step), 100), share * ARRAYS.learning_rate, rtol=1e-2)
+    np.testing.assert_allclose(first_step(jnp.int32(50), None), ARRAYS.learning_rate, rtol=1e-2)
+
+
 @pytest.mark.parametrize("poison", [jnp.nan, jnp.inf])
 def test_nan_and_inf_never_enter_the_weights(episodes, poison):
     state = outer_loop.start(make_learner("meta-sgd"), outer_loop.make_optimiser())
@@ -92,13 +108,13 @@ def test_best_is_kept_and_patience_stops(episodes):
     state = outer_loop.start(make_learner("meta-sgd"), outer_loop.make_optimiser())
     state = dataclasses.replace(state, step=jnp.int32(10))
     state, accuracy = validate(state, jax.random.key(0), episodes["validation"], patience=25)
-    assert float(state.best_accuracy) == float(accuracy)
+    assert float(state.best_merit) == float(accuracy)
     assert int(state.best_step) == 10
     state = dataclasses.replace(state, learner=jax.tree.map(jnp.zeros_like, state.learner))  # guesses class 0
     for step, stopped in ((20, False), (30, False), (40, True)):
         state = dataclasses.replace(state, step=jnp.int32(step))
         state, accuracy = validate(state, jax.random.key(0), episodes["validation"], patience=25)
-        assert float(accuracy) < float(state.best_accuracy)
+        assert float(accuracy) < float(state.best_merit)
         assert bool(state.stopped) is stopped
         assert int(state.best_step) == 10
     frozen, _ = advance(state, ARRAYS, jax.random.key(0), episodes["training"], num_steps=2)

@@ -10,6 +10,7 @@ import numpy as np
 from metaleo.inner_loop import descend
 from metaleo.learners import LEO
 from metaleo.learners.learner import judge
+from metaleo.learners.leo import Noise
 from metaleo.model.gaussian import Gaussian, kl_to_standard
 from metaleo.model.relation import RelationNet
 from metaleo.objective import encoder_penalty, orthogonality, query_loss, support_loss
@@ -59,7 +60,7 @@ def first_order_loss(leo, task):
     def loss(code):
         return support_loss(support.inputs @ (code @ leo.decoder.to_mean).T, support)
 
-    code = leo.encode(support, None).mean
+    code = leo.encode(support, Noise()).mean
     for _ in range(leo.latent_steps):
         code = code - leo.latent_step_size[None] * jax.lax.stop_gradient(jax.grad(loss)(code))
     return query_loss(task.query.inputs @ (code @ leo.decoder.to_mean).T, task.query)
@@ -81,7 +82,7 @@ def test_support_gradients_do_not_leak_into_the_meta_gradient():
 
     @jax.grad
     def clean_gradient(leo):
-        weights = leo.decode(leo.encode(task.support, None).mean, None)
+        weights = leo.decode(leo.encode(task.support, Noise()).mean, None)
         return query_loss(task.query.inputs @ weights.T, task.query)
 
     clean = clean_gradient(leo)

@@ -15,6 +15,7 @@ import pytest
 
 from metaleo import data, runs
 from metaleo.checkpoint import load_model
+from metaleo.cli.train import Train
 from metaleo.config import Structure, TrainConfig
 from metaleo.data import rows
 from metaleo.errors import BadInput
@@ -127,6 +128,29 @@ def test_more_steps_can_be_asked_for(tmp_path, whole):
     assert longer == CONFIG
     train(tmp_path / "run", longer)
     assert (tmp_path / "run/state.safetensors").read_bytes() == (whole / "state.safetensors").read_bytes()
+
+
+def test_a_run_without_data_resumes_exactly_too(tmp_path):
+    """Sines and lines, with a learning rate that falls: nothing but the step number decides where it is."""
+    config = Train(problem="sines-and-lines", steps=6, meta_batch=2, query=3, validate_every=2, validation_tasks=4,
+                   latent=4, latent_steps=1, hidden=3, width=4).resolve(1)  # fmt: skip
+    for folder in ("whole", "cut"):
+        prepare(tmp_path / folder, config, overwrite=False)
+    Run(config, tmp_path / "whole").train(nothing)
+    with pytest.raises(KeyboardInterrupt):
+        Run(config, tmp_path / "cut").train(cut_at(4))
+    Run(resume(tmp_path / "cut", None), tmp_path / "cut").train(nothing)
+    assert contents(tmp_path / "cut")[-1] == contents(tmp_path / "whole")[-1]
+    ends = [load_model(tmp_path / folder / "model.safetensors").learner for folder in ("cut", "whole")]
+    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_array_equal(one, other)
+    losses = [record["validation_loss"] for record in read_metrics(tmp_path / "whole" / "metrics.jsonl") if
+              "validation_loss" in record]  # fmt: skip
+    assert len(losses) == 3
+    model = load_model(tmp_path / "whole" / "model.safetensors")
+    assert np.isclose(model.header["validation_loss"], min(losses), atol=1e-4)
+    with pytest.raises(BadInput, match="falls to zero over its 6 steps"):
+        resume(tmp_path / "cut", 12)
 
 
 def test_early_stopping_ends_the_run(tmp_path):

@@ -83,7 +83,7 @@ def test_a_trial_is_an_ordinary_run(table):
         return outer_loop.meta_train(structure.init, hyper, key, training, validation, optimiser, **settings)
 
     state, _ = train(jax.tree.map(jnp.float32, hyper), key)
-    np.testing.assert_allclose(state.best_accuracy, best["accuracy"], atol=1e-3)
+    np.testing.assert_allclose(state.best_merit, best["accuracy"], atol=1e-3)
 
 
 @pytest.mark.parametrize("lanes", [1, 6])

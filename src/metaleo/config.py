@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,9 @@ from metaleo.learners import (
     RidgeRegression,
 )
 from metaleo.learners.joint import Sizes, Tail
+from metaleo.model.network import Network, named
+from metaleo.tasks.functions import NOISE, SinesAndLines
+from metaleo.tasks.task import Tasks
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "leo": {},
@@ -50,8 +54,12 @@ LEARNERS = (
     "cl2n",
     "logistic-regression",
 )
+GENERAL = (*ABLATIONS, "maml", "fomaml", "meta-sgd", "reptile")
+"""Learners of any network's parameters."""
 UNTRAINED = ("nearest-centroid", "cl2n", "logistic-regression")
 """Learners with nothing to meta-train."""
+PROBLEMS: dict[str, Callable[[int, int], Tasks]] = {"sines-and-lines": SinesAndLines}
+"""Tasks that need no data, by shot and query."""
 Clip = Literal["global", "per-tensor"]
 
 
@@ -76,6 +84,26 @@ class Structure:
     """Where the learned step sizes for weights start; for MAML the step size itself."""
     official: bool = False
     """LEO's scales and KL estimate exactly as in the authors' code."""
+    network: str = "linear"
+    """f_θ, what is generated or descended on: linear, mlp or gru."""
+    hidden: int = 40
+    """Units of each hidden layer of an mlp, or of the state of a gru."""
+    layers: int = 3
+    """Layers of an mlp."""
+    channels: int = 3
+    """Numbers that a gru reads at a time."""
+    codes: Literal["class", "task"] = "class"
+    """A code, and a network, for each class; or one for the task, whose targets the encoder sees too."""
+    noise: float | None = None
+    """Standard deviation of the noise on real targets; none where targets are classes."""
+    width: int = 0
+    """Units of the two hidden layers of LEO's encoder and decoder; 0: both are linear."""
+    from_start: bool = False
+    """LEO adds what it decodes to learned parameters."""
+    limit: float | None = None
+    """On the length of each inner gradient, where network or decoder are not linear."""
+    samples: int = 1
+    """Solutions of a training task that LEO samples and is judged on together."""
     tail: Sizes | None = None
     """Of the backbone's last stage where it is learned too: height, width, channels in and out. It takes rows as
     they are; all other learners take them normalised."""
@@ -85,13 +113,27 @@ class Structure:
         tail = values.get("tail")
         return cls(**{**values, "tail": tuple(tail) if tail else None})
 
+    @property
+    def normalised(self) -> bool:
+        """Whether the learner takes rows at length one."""
+        return self.tail is None and self.network != "gru" and self.noise is None
+
+    def generated(self) -> Network:
+        """f_θ."""
+        targets = None if self.codes == "class" else self.way if self.noise is None else 1
+        return named(self.network, self.dim, hidden=self.hidden, layers=self.layers, channels=self.channels,
+                     targets=targets, noise=self.noise)  # fmt: skip
+
     def init(self, key: PRNGKeyArray) -> Learner:
         """A fresh learner."""
+        if self.learner not in GENERAL and (self.network, self.codes) != ("linear", "class"):
+            raise BadInput(f"{self.learner} has no network to choose; {', '.join(GENERAL)} do")
         if self.tail is not None:
             tail_key, key = jax.random.split(key)
             inner = dataclasses.replace(self, dim=self.tail[-1], tail=None)
             return Joint(Tail.init(tail_key, self.tail), inner.init(key))
-        steps = {"way": self.way, "step_size": self.finetune_step_size, "num_steps": self.finetune_steps}
+        steps = {"way": self.way, "step_size": self.finetune_step_size, "num_steps": self.finetune_steps,
+                 "limit": self.limit}  # fmt: skip
         match self.learner:
             case name if name in ABLATIONS:
                 settings = {
@@ -101,16 +143,20 @@ class Structure:
                     "latent_step_size": self.latent_step_size,
                     "finetune_step_size": self.finetune_step_size,
                     "official": self.official,
+                    "widths": (self.width,) * 2 if self.width else (),
+                    "from_start": self.from_start,
+                    "samples": self.samples,
+                    "limit": self.limit,
                 }
-                return LEO.init(key, self.dim, **{**settings, **ABLATIONS[name]})
+                return LEO.init(key, self.generated(), **{**settings, **ABLATIONS[name]})
             case "maml":
-                return MAML.init(key, self.dim, **steps)
+                return MAML.init(self.generated(), **steps)
             case "fomaml":
-                return MAML.init(key, self.dim, first_order=True, **steps)
+                return MAML.init(self.generated(), first_order=True, **steps)
             case "meta-sgd":
-                return MetaSGD.init(key, self.dim, **steps)
+                return MetaSGD.init(self.generated(), **steps)
             case "reptile":
-                return Reptile.init(key, self.dim, **steps)
+                return Reptile.init(self.generated(), **steps)
             case "prototypical":
                 return PrototypicalNet.init(key, self.dim)
             case "matching":
@@ -147,12 +193,24 @@ class TrainConfig:
     validation_tasks: int = 1000
     patience: int = 20
     clip: Clip = "global"
+    decay: bool = False
+    """The learning rate falls to zero over all steps, along half a cosine."""
     seed: int = 0
     seeds: int = 1
     joint: str | None = None
     """The network whose last stage is learned too, from where it is."""
     structure: Structure = Structure()
     hyper: Hyper = Hyper()
+
+    @property
+    def kind(self) -> str:
+        """Of task, in words."""
+        return f"{self.shot}-shot {self.data}" if self.data in PROBLEMS else f"{self.way}-way {self.shot}-shot"
+
+    @property
+    def title(self) -> str:
+        own = "" if self.structure.network == "linear" else f" ({self.structure.network})"
+        return f"{self.structure.learner}{own}, {self.kind}"
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -187,6 +245,8 @@ class Preset:
     hyper: Hyper
     structure: Structure = Structure()
     clip: Clip = "global"
+    training: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Other fields of a run that belong to it."""
 
 
 def paper(dataset: str, shot: int, *values: float) -> Preset:
@@ -204,6 +264,9 @@ def official(dataset: str, shot: int, *values: float) -> Preset:
     return Preset(origin, shot, hyper, Structure(official=True), "per-tensor")
 
 
+SINES = Structure(dim=1, network="mlp", hidden=40, layers=3, codes="task", noise=NOISE)
+"""f_θ of Appendix A.2: 1,761 parameters."""
+FUNCTION_TRAINING = {"meta_batch": 64, "query": 20, "steps": 20_000, "decay": True, "patience": 1000}
 PRESETS: dict[str, Preset] = {
     "paper-mini-1shot": paper(
         "miniImageNet", 1, 0.00043653954, 1.33365371e-09, 0.124171967, 0.000108982953, 303.216647, 0.711524088
@@ -289,6 +352,68 @@ PRESETS: dict[str, Preset] = {
         Hyper(2e-3, kl=0.0, encoder_penalty=0.0, l2=5e-5, orthogonality=0.0, keep=0.4),
         Structure(learner="maml", finetune_step_size=2.0),
     ),
+    "sines-and-lines": Preset(
+        "searches on the H200 (docs/regression.md)",
+        5,
+        Hyper(1e-3, kl=1.0, encoder_penalty=1e-4, l2=1e-6, orthogonality=1e-3, keep=1.0),
+        dataclasses.replace(
+            SINES,
+            latent=16,
+            width=32,
+            latent_steps=5,
+            finetune_steps=0,
+            latent_step_size=5.4e-4,
+            finetune_step_size=5.4e-5,
+            limit=55.6,
+        ),
+        training=FUNCTION_TRAINING,
+    ),
+    "sines-and-lines-meta-sgd": Preset(
+        "searches on the H200 (docs/regression.md)",
+        5,
+        Hyper(3e-4, kl=0.0, encoder_penalty=0.0, l2=0.0, orthogonality=0.0, keep=1.0),
+        dataclasses.replace(SINES, learner="meta-sgd", finetune_step_size=1.8e-4, limit=100.0),
+        training=FUNCTION_TRAINING,
+    ),
+    "sines-and-lines-maml": Preset(
+        "searches on the H200 (docs/regression.md)",
+        5,
+        Hyper(1e-2, kl=0.0, encoder_penalty=0.0, l2=0.0, orthogonality=0.0, keep=1.0),
+        dataclasses.replace(SINES, learner="maml", finetune_step_size=5.4e-4, limit=556.0),
+        training=FUNCTION_TRAINING,
+    ),
+    "strokes": Preset(
+        "by hand, by validation accuracy on the pen strokes in this package (docs/networks.md)",
+        1,
+        Hyper(1e-3, kl=1e-3, encoder_penalty=1e-6, l2=1e-5, orthogonality=1e-3, keep=1.0),
+        Structure(
+            network="gru",
+            hidden=16,
+            channels=6,
+            latent=32,
+            latent_steps=3,
+            finetune_steps=1,
+            latent_step_size=0.1,
+            finetune_step_size=0.01,
+            from_start=True,
+            limit=10.0,
+        ),
+        training={"meta_batch": 32, "steps": 5000, "validate_every": 500, "decay": True},
+    ),
+    "mlp-head": Preset(
+        "metaleo-mini-1shot with another head, by hand (docs/networks.md)",
+        1,
+        Hyper(3.25e-4, kl=2.81e-3, encoder_penalty=4.5e-7, l2=1.39e-4, orthogonality=22.1, keep=0.609),
+        Structure(
+            network="mlp",
+            hidden=16,
+            layers=2,
+            latent_step_size=0.3,
+            finetune_step_size=0.01,
+            from_start=True,
+            limit=10.0,
+        ),
+    ),
     "embedding": Preset(
         "random searches of 32 trials on this project's miniImageNet features (docs/results.md)",
         1,
@@ -304,11 +429,13 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def find_preset(name: str | None, learner: str, shot: int | None) -> Preset:
-    """The preset of this name, or in this file; without a name, the one for this learner and shot."""
+def find_preset(name: str | None, learner: str, shot: int | None, problem: str | None = None) -> Preset:
+    """The preset of this name, or in this file; without a name, the one for this learner and shot, or problem."""
     if name is not None and name.endswith(".json"):
         found = TrainConfig.read(Path(name))
         return Preset(name, found.shot, found.hyper, found.structure, found.clip)
+    if name is None and problem is not None:
+        name = problem if learner in ABLATIONS else f"{problem}-{'meta-sgd' if learner == 'meta-sgd' else 'maml'}"
     if name is None:
         few = "1shot" if (shot or 1) < 5 else "5shot"
         own = {"meta-sgd": "meta-sgd", "maml": "maml", "fomaml": "maml", "reptile": "maml", "relation": "relation"}

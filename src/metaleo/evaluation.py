@@ -1,23 +1,25 @@
 """How good a learner is: accuracy with its interval, negative log-likelihood and calibration, over many tasks."""
 
+import csv
 import dataclasses
 import math
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from metaleo.files import replacing
-from metaleo.learners.learner import Learner
+from metaleo.learners.learner import Hyper, Learner
 from metaleo.objective import accuracy, query_loss
 from metaleo.tasks.episodes import Episodes
-from metaleo.tasks.task import Batch, Task
+from metaleo.tasks.task import Batch, Task, Tasks
 
 BINS = 15
 """Bins of confidence for the calibration error."""
@@ -76,18 +78,26 @@ def score(learner: Learner, task: Task) -> Score:
 def score_tasks(learner: Learner, episodes: Episodes, key: PRNGKeyArray, indices: Int[Array, " task"]) -> Score:
     """Scores of the tasks of these numbers; task i is `fold_in(key, i)`, whatever tasks are beside it."""
 
-    def score_one(index: Int[Array, ""]) -> Score:
-        return score(learner, episodes.sample(jax.random.fold_in(key, index)))
+    return map_tasks(lambda task, _: score(learner, task), episodes, key, indices)
 
-    return jax.lax.map(score_one, indices, batch_size=min(tasks_at_once(episodes), len(indices)))
+
+def map_tasks(
+    function: Callable[[Task, PRNGKeyArray], PyTree], tasks: Tasks, key: PRNGKeyArray, indices: Int[Array, " task"]
+) -> PyTree:
+    """A function of the tasks of these numbers, each with a key of its own, a bounded number of them at a time."""
+
+    def apply(index: Int[Array, ""]) -> PyTree:
+        own = jax.random.fold_in(key, index)
+        return function(tasks.sample(own), jax.random.fold_in(own, 1))
+
+    return jax.lax.map(apply, indices, batch_size=min(tasks_at_once(tasks), len(indices)))
 
 
 SCORE_TASKS = jax.jit(score_tasks)
 
 
-def tasks_at_once(episodes: Episodes) -> int:
-    per_class = episodes.shot + (episodes.largest if episodes.query is None else episodes.query)
-    return max(1, min(256, CHUNK_FLOATS // (episodes.way * per_class * episodes.rows.dim)))
+def tasks_at_once(tasks: Tasks) -> int:
+    return max(1, min(256, CHUNK_FLOATS // tasks.numbers))
 
 
 def evaluate(
@@ -108,19 +118,28 @@ def evaluate(
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
 
 
-def mean_accuracy(learner: Learner, episodes: Episodes, key: PRNGKeyArray, num_tasks: int) -> Float[Array, ""]:
-    return score_tasks(learner, episodes, key, jnp.arange(num_tasks)).accuracy.mean()
+def mean_merit(learner: Learner, tasks: Tasks, key: PRNGKeyArray, num_tasks: int) -> Float[Array, ""]:
+    """What validation is to raise: accuracy, or without classes minus the query loss of sampled solutions."""
+    if isinstance(tasks, Episodes):
+        return score_tasks(learner, tasks, key, jnp.arange(num_tasks)).accuracy.mean()
+
+    def merit(task: Task, key: PRNGKeyArray) -> Float[Array, ""]:
+        return -learner.meta_loss(task, Hyper(keep=1.0), key)[1]["query_loss"]
+
+    return map_tasks(merit, tasks, key, jnp.arange(num_tasks)).mean()
+
+
+def mean_and_interval(values: Float[Array | np.ndarray, " task"]) -> tuple[float, float]:
+    """The mean over tasks, and 1.96 of its standard errors."""
+    values64 = np.asarray(values, np.float64)
+    if not len(values64):
+        return math.nan, math.nan
+    deviation = float(values64.std(ddof=1)) if len(values64) > 1 else math.nan
+    return float(values64.mean()), 1.96 * deviation / math.sqrt(len(values64))
 
 
 def summarise(scores: Score) -> Report:
     """Means over tasks, on the host in float64."""
-    tasks = len(scores.accuracy)
-
-    def mean_and_interval(values: Float[Array | np.ndarray, " task"]) -> tuple[float, float]:
-        values64 = np.asarray(values, np.float64)
-        deviation = float(values64.std(ddof=1)) if tasks > 1 else math.nan
-        return float(values64.mean()), 1.96 * deviation / math.sqrt(tasks)
-
     count, correct, confidence = (
         np.asarray(part, np.float64).sum(0)
         for part in (scores.calibration.count, scores.calibration.correct, scores.calibration.confidence)
@@ -129,17 +148,26 @@ def summarise(scores: Score) -> Report:
         *mean_and_interval(scores.accuracy),
         *mean_and_interval(scores.nll),
         calibration_error=float(np.abs(correct - confidence).sum() / count.sum()),
-        tasks=tasks,
+        tasks=len(scores.accuracy),
     )
 
 
-def write_scores(path: Path, scores: dict[int, Score]) -> None:
-    """A CSV file with a row per model and task."""
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.write("seed,task,accuracy,nll\n")
-        for seed, score_of_seed in scores.items():
-            for task, (right, nll) in enumerate(zip(score_of_seed.accuracy, score_of_seed.nll, strict=True)):
-                file.write(f"{seed},{task},{right:.6f},{nll:.6f}\n")
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A CSV file; numbers that are not whole have six digits."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([f"{cell:.6f}" if isinstance(cell, np.floating) else cell for cell in row] for row in rows)
+
+
+def write_scores(path: Path, scores: dict[str, Score]) -> None:
+    """A row per model and task."""
+    rows = (
+        (name, task, *numbers)
+        for name, own in scores.items()
+        for task, numbers in enumerate(zip(own.accuracy, own.nll, strict=True))
+    )
+    write_rows(path, ("model", "task", "accuracy", "nll"), rows)
 
 
 def save_score(path: Path, score: Score, seed: int) -> None:

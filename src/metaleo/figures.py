@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metaleo.files import replacing
 from metaleo.journal import Record
+
+if TYPE_CHECKING:
+    from metaleo.functions import Shown
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito: told apart by every eye."""
@@ -17,13 +20,14 @@ def plot_curves(
     title: str,
     fields: Sequence[str] = ("query_accuracy", "validation_accuracy"),
 ) -> None:
-    """Accuracy over meta-steps of one or several runs: thin on training tasks, thick on validation tasks."""
+    """Accuracy, or without classes loss, over meta-steps: thin on training tasks, thick on validation tasks."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     crowded = len(runs) > 3  # no room for a legend among the curves
+    loss = not any("query_accuracy" in record for records in runs.values() for record in records)
     figure, axes = plt.subplots(figsize=(10 if crowded else 7, 4.2), dpi=150, layout="constrained")
     for (name, records), colour in zip(runs.items(), COLOURS, strict=False):
         for index, seed in enumerate(sorted({record["seed"] for record in records})):
@@ -34,14 +38,22 @@ def plot_curves(
             ):
                 if field not in fields:
                     continue
-                points = [(r["step"], 100 * r[field]) for r in own if r.get(field) is not None]
-                what = "training tasks (dropout on)" if field == "query_accuracy" else "validation tasks"
+                held, factor = (field.replace("accuracy", "loss"), 1) if loss else (field, 100)
+                points = [(r["step"], factor * r[held]) for r in own if r.get(held) is not None]
+                what = (
+                    "training tasks" + ("" if loss else " (dropout on)")
+                    if field == "query_accuracy"
+                    else "validation tasks"
+                )
                 shown = f"{name}, {what}" if len(fields) > 1 else name
                 label = shown if index == 0 else None
                 axes.plot(*zip(*points, strict=True) if points else ([], []), color=colour, label=label, **style)
     where = {"query_accuracy": "training", "validation_accuracy": "validation"}
     tasks = f" of {where[fields[0]]} tasks" if len(fields) == 1 else ""
-    axes.set(xlabel="meta-steps", ylabel=f"accuracy on query examples{tasks} (%)", title=title)
+    unit = "loss on query examples (nats)" if loss else f"accuracy on query examples{tasks} (%)"
+    axes.set(xlabel="meta-steps", ylabel=unit, title=title)
+    if loss:  # it falls from thousands
+        axes.set_yscale("symlog", linthresh=1)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if crowded:
@@ -187,6 +199,46 @@ def plot_reproduction(
         axes.grid(axis="x", alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False,
+                  fontsize=8)  # fmt: skip
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
+    plt.close(figure)
+
+
+def plot_functions(path: Path, tasks: Sequence["Shown"]) -> None:
+    """The paper's Figure 3: truth black, points red circles with dashed lines, sampled functions dotted."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    across = min(4, len(tasks))
+    down = -(-len(tasks) // across)
+    size = (2.9 * across, 2.75 * down + 0.35)
+    figure, grid = plt.subplots(down, across, figsize=size, dpi=200, layout="constrained", squeeze=False)
+    shades = plt.get_cmap("cividis")
+    for number, (axes, task) in enumerate(zip(grid.flat, tasks, strict=False)):
+        x, y = task.points
+        low, high = min(task.truth.min(), y.min()), max(task.truth.max(), y.max())
+        room = 0.35 * (high - low) + 1.0
+        for index, function in enumerate(task.functions):
+            label = "sampled functions" if index == 0 else None
+            colour = shades(0.15 + 0.7 * index / max(1, len(task.functions) - 1))
+            axes.plot(task.x, function, linestyle=(0, (1, 1.4)), linewidth=1.1, color=colour, label=label)
+        axes.plot(task.x, task.truth, color="black", linewidth=1.6, label="truth")
+        axes.vlines(x, low - room, high + room, color="#CC3311", linestyle="--", linewidth=0.6)
+        axes.plot(x, y, "o", markersize=6, markerfacecolor="none", markeredgecolor="#CC3311", markeredgewidth=1.4,
+                  linestyle="none", label=f"{len(x)} noisy points")  # fmt: skip
+        axes.set(xlim=(task.x[0], task.x[-1]), ylim=(low - room, high + room))
+        axes.set_title(f"({chr(97 + number)}) {task.title}", fontsize=9)
+        axes.set_xlabel("x", fontsize=8, labelpad=1)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in grid.flat[len(tasks) :]:
+        axes.set_visible(False)
+    for row in grid:
+        row[0].set_ylabel("y", fontsize=8)
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False,
                   fontsize=8)  # fmt: skip
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")

@@ -1,5 +1,7 @@
 """What is minimised: the loss of a task (Eq. 5), and the terms that are added to it (Eq. 6, Eq. 7)."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -8,8 +10,8 @@ from metaleo.tasks.task import Batch
 
 
 def cross_entropy(
-    logits: Float[Array, "example way"], targets: Float[Array, "example way"]
-) -> Float[Array, " example"]:
+    logits: Float[Array, "*example way"], targets: Float[Array, "*example way"]
+) -> Float[Array, "*example"]:
     """-w_y·x + log Σ_j exp(w_j·x), of each example (Eq. 5)."""
     return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
 
@@ -23,9 +25,21 @@ def support_loss(logits: Float[Array, "example way"], support: Batch) -> Float[A
     return support.way * mean_where(cross_entropy(logits, support.targets), support.mask)
 
 
-def query_loss(logits: Float[Array, "example way"], query: Batch) -> Float[Array, ""]:
+def query_loss(
+    predictions: Float[Array, "example ..."], query: Batch, loss: Callable[..., Float[Array, ""]] = cross_entropy
+) -> Float[Array, ""]:
     """The outer loss: the mean over the query set (the first term of Eq. 6)."""
-    return mean_where(cross_entropy(logits, query.targets), query.mask)
+    return mean_where(jax.vmap(loss)(predictions, query.targets), query.mask)
+
+
+def mixture_loss(losses: Float[Array, " sample"], query: Batch) -> Float[Array, ""]:
+    """-(1/Q) log (1/M) Σ_m exp(-Q L_m): what M sampled solutions with mean losses L_m say together.
+
+    With losses that are negative log-likelihoods it is that of their mixture, all Q query examples taken jointly:
+    the best where the samples are as spread as the truth may be. One sample is the loss of Eq. 6.
+    """
+    examples = jnp.sum(query.mask.astype(losses.dtype))
+    return (jnp.log(jnp.asarray(len(losses), losses.dtype)) - jax.nn.logsumexp(-examples * losses)) / examples
 
 
 def accuracy(logits: Float[Array, "example way"], batch: Batch) -> Float[Array, ""]:
@@ -43,8 +57,15 @@ def l2(*weights: Float[Array, "..."]) -> Float[Array, ""]:
     return sum((jnp.sum(weight**2) for weight in weights), start=jnp.zeros((), weights[0].dtype)) / 2
 
 
-def orthogonality(decoder_weight: Float[Array, "latent out"]) -> Float[Array, ""]:
-    """mean (C - I)², C the cosines between the decoder's rows, one per latent dimension (Eq. 7)."""
-    norms = jnp.linalg.norm(decoder_weight, axis=1, keepdims=True)
-    rows = decoder_weight / jnp.maximum(norms, 1e-12)
-    return jnp.mean((rows @ rows.T - jnp.eye(len(rows), dtype=rows.dtype)) ** 2)
+def orthogonality(*layers: Float[Array, "_ _"]) -> Float[Array, ""]:
+    """mean (C - I)², C the cosines between the rows of a decoder's layer, one per latent dimension (Eq. 7).
+
+    Of several layers, the mean.
+    """
+
+    def of_one(weight: Float[Array, "latent out"]) -> Float[Array, ""]:
+        norms = jnp.linalg.norm(weight, axis=1, keepdims=True)
+        rows = weight / jnp.maximum(norms, 1e-12)
+        return jnp.mean((rows @ rows.T - jnp.eye(len(rows), dtype=rows.dtype)) ** 2)
+
+    return sum(map(of_one, layers), start=jnp.zeros((), layers[0].dtype)) / len(layers)

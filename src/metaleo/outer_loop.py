@@ -14,9 +14,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
 
-from metaleo.evaluation import mean_accuracy
+from metaleo.evaluation import mean_merit
 from metaleo.learners.learner import Hyper, Info, Learner
-from metaleo.tasks.episodes import Episodes
+from metaleo.tasks.task import Tasks
 
 CLIP = 0.1
 """The paper clips the meta-gradient at this absolute value, and then its norm at the same."""
@@ -29,7 +29,8 @@ class RunState(eqx.Module):
     optimiser: PyTree
     step: Int[Array, ""]
     best: Learner
-    best_accuracy: Float[Array, ""]
+    best_merit: Float[Array, ""]
+    """On the validation tasks: accuracy, or where there are no classes minus the query loss."""
     best_step: Int[Array, ""]
     stopped: Bool[Array, ""]
     """Set by early stopping: from then on the state stays as it is."""
@@ -100,29 +101,35 @@ def advance(
     state: RunState,
     hyper: Hyper,
     key: PRNGKeyArray,
-    episodes: Episodes,
+    tasks: Tasks,
     optimiser: optax.GradientTransformation,
     meta_batch: int,
     num_steps: int,
+    decay_over: int | None = None,
 ) -> tuple[RunState, Info]:
     """`num_steps` meta-steps (Algorithm 1, lines 3-17), and the means of their diagnostics.
 
-    Step t uses `fold_in(key, t)` alone, so a run that was cut anywhere goes on as if it had not been.
+    Step t uses `fold_in(key, t)` alone, so a run that was cut anywhere goes on as if it had not been. The learning
+    rate stays, or falls to zero over `decay_over` steps along half a cosine.
     """
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, state.step + i))(jnp.arange(num_steps))
+    numbers = state.step + jnp.arange(num_steps)
+    keys = jax.vmap(lambda t: jax.random.fold_in(key, t))(numbers)
+    done = jnp.zeros(num_steps) if decay_over is None else numbers.astype(jnp.float32) / decay_over
+    rates = hyper.learning_rate * (1 + jnp.cos(jnp.pi * done)) / 2
     keys = jax.vmap(lambda k: jax.random.split(k, (2, meta_batch)))(keys)  # (step, task or noise, meta_batch)
-    picks = jax.vmap(jax.vmap(episodes.pick))(keys[:, 0])  # once for all steps: these kernels are tiny
+    picks = jax.vmap(jax.vmap(tasks.pick))(keys[:, 0])  # once for all steps: these kernels are tiny
 
     def meta_step(carry, now):
         learner, optimiser_state = carry
-        picks_now, noise_keys = now
-        tasks = jax.vmap(episodes.fetch)(picks_now)
-        gradient, info = meta_gradient(learner, tasks, hyper, noise_keys)
+        picks_now, noise_keys, rate = now
+        batch = jax.vmap(tasks.fetch)(picks_now)
+        gradient, info = meta_gradient(learner, batch, hyper, noise_keys)
         direction, optimiser_state = optimiser.update(as_tree(gradient), optimiser_state)
-        updates = jax.tree.map(lambda d: -hyper.learning_rate * d, direction)
+        updates = jax.tree.map(lambda d: -rate * d, direction)
         return (optax.apply_updates(learner, updates), optimiser_state), info
 
-    (learner, optimiser_state), infos = jax.lax.scan(meta_step, (state.learner, state.optimiser), (picks, keys[:, 1]))
+    before = state.learner, state.optimiser
+    (learner, optimiser_state), infos = jax.lax.scan(meta_step, before, (picks, keys[:, 1], rates))
     info = jax.tree.map(lambda values: jnp.mean(values, where=jnp.isfinite(values)), infos)
     ahead = eqx.tree_at(
         lambda s: (s.learner, s.optimiser, s.step), state, (learner, optimiser_state, state.step + num_steps)
@@ -131,23 +138,19 @@ def advance(
 
 
 def validate(
-    state: RunState, key: PRNGKeyArray, episodes: Episodes, patience: int | Int[Array, ""], num_tasks: int
+    state: RunState, key: PRNGKeyArray, tasks: Tasks, patience: int | Int[Array, ""], num_tasks: int
 ) -> tuple[RunState, Float[Array, ""]]:
-    """Accuracy on the validation tasks of `key`; the best learner is kept, and `patience` steps without a better
-    one stop the run."""
-    accuracy = mean_accuracy(state.learner, episodes, key, num_tasks)
-    better = accuracy > state.best_accuracy
+    """Merit on the validation tasks of `key`; the best learner is kept, and `patience` steps without a better one
+    stop the run."""
+    merit = mean_merit(state.learner, tasks, key, num_tasks)
+    better = merit > state.best_merit
     judged = eqx.tree_at(
-        lambda s: (s.best, s.best_accuracy, s.best_step),
+        lambda s: (s.best, s.best_merit, s.best_step),
         state,
-        select(
-            better,
-            (state.learner, accuracy, state.step),
-            (state.best, state.best_accuracy, state.best_step),
-        ),
+        select(better, (state.learner, merit, state.step), (state.best, state.best_merit, state.best_step)),
     )
     judged = eqx.tree_at(lambda s: s.stopped, judged, state.step - judged.best_step >= patience)
-    return unless_stopped(state, judged), accuracy
+    return unless_stopped(state, judged), merit
 
 
 def unless_stopped(state: RunState, ahead: RunState) -> RunState:
@@ -162,8 +165,8 @@ def meta_train(
     make_learner: Callable[[PRNGKeyArray], Learner],
     hyper: Hyper,
     key: PRNGKeyArray,
-    training: Episodes,
-    validation: Episodes,
+    training: Tasks,
+    validation: Tasks,
     optimiser: optax.GradientTransformation,
     *,
     steps: int,
@@ -171,12 +174,14 @@ def meta_train(
     validate_every: int = 1000,
     validation_tasks: int = 1000,
     patience: int = 2**31 - 1,
+    decay: bool = False,
 ) -> tuple[RunState, Float[Array, " validations"]]:
-    """A whole run, one pure function of (hyper, key): the final state and the validation accuracies."""
+    """A whole run, one pure function of (hyper, key): the final state and the merits at its validations."""
     init_key, step_key, validation_key = split_run_key(key)
 
     def leg(state, _):
-        state, _ = advance(state, hyper, step_key, training, optimiser, meta_batch, validate_every)
+        decay_over = steps if decay else None
+        state, _ = advance(state, hyper, step_key, training, optimiser, meta_batch, validate_every, decay_over)
         return validate(state, validation_key, validation, patience, validation_tasks)
 
     return jax.lax.scan(leg, start(make_learner(init_key), optimiser), length=steps // validate_every)

@@ -136,13 +136,16 @@ def alone(function: Callable[..., Any], axes: tuple[int | None, ...]) -> Callabl
 
 
 @functools.cache
-def advancer(lanes: int, num_steps: int, meta_batch: int, clip: Clip) -> Callable[..., Any]:
+def advancer(
+    lanes: int, num_steps: int, meta_batch: int, clip: Clip, decay_over: int | None = None
+) -> Callable[..., Any]:
     """`outer_loop.advance` for all lanes at once, compiled; nearly always for one and the same number of steps."""
     advance = functools.partial(
         outer_loop.advance,
         optimiser=outer_loop.make_optimiser(clip),
         meta_batch=meta_batch,
         num_steps=num_steps,
+        decay_over=decay_over,
     )
     return compiled(side_by_side(advance, lanes, (0, 0, 0, None)), donate_argnums=0)
 

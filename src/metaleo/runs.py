@@ -12,14 +12,15 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from metaleo import data, outer_loop
-from metaleo.checkpoint import save_model
-from metaleo.config import TrainConfig
+from metaleo.checkpoint import MODELS, embedded_model, save_model
+from metaleo.config import PROBLEMS, TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.data.rows import place
 from metaleo.errors import BadInput
@@ -62,6 +63,11 @@ def resume(folder: Path, steps: int | None) -> TrainConfig:
         raise BadInput(f"nothing to resume: {folder} has no config.json")
     config = TrainConfig.read(config_path)
     if steps is not None and steps != config.steps:
+        if config.decay:
+            raise BadInput(
+                f"the learning rate of {folder} falls to zero over its {config.steps:,} steps; for another number of "
+                "steps, start a new run"
+            )
         config = dataclasses.replace(config, steps=steps)
         if is_first_host():
             write_text(config_path, json.dumps(config.to_json(), indent=2) + "\n")
@@ -73,16 +79,15 @@ class Run:
 
     def __init__(self, config: TrainConfig, folder: Path, metaset: MetaSet | None = None):
         self.config, self.folder = config, folder
-        metaset = data.load(config.data) if metaset is None else metaset
-        if metaset.dim != config.structure.dim:
-            raise BadInput(f"{config.data} has {metaset.dim} features, the run was made for {config.structure.dim}")
-        if metaset.subset(config.train_on).counts.size == 0:
-            raise BadInput(f"{config.data} has no {config.train_on} classes: `split` marks them")
-        rows = place(metaset, normalised=config.structure.tail is None)
-        training = Episodes.over(metaset.subset(config.train_on), config.way, config.shot, config.query, rows)
-        validation = Episodes.over(metaset.subset("val"), config.way, config.shot, None, rows)
+        self.class_names: tuple[str, ...] = ()
+        if config.data in PROBLEMS:
+            tasks = PROBLEMS[config.data](config.shot, config.query)
+            training, validation = tasks, tasks  # an endless stream, from keys of their own
+        else:
+            metaset = data.load(config.data) if metaset is None else metaset
+            training, validation = self.episodes(metaset)
+            self.class_names = metaset.subset(config.train_on).class_names
         self.training, self.validation = everywhere((training, validation))
-        self.class_names = metaset.subset(config.train_on).class_names
         self.seeds = range(config.seed, config.seed + config.seeds)
         self.lanes = lanes_for(config.seeds)
         hyper = jax.tree.map(lambda value: jnp.full(config.seeds, value, jnp.float32), config.hyper)
@@ -92,6 +97,17 @@ class Run:
         patience = jnp.int32(config.patience * config.validate_every)
         self.validation_key, self.patience = everywhere((keys[0][2], patience))
         self._saved_at = 0.0
+
+    def episodes(self, metaset: MetaSet) -> tuple[Episodes, Episodes]:
+        """Tasks to learn from, and tasks to validate on."""
+        config = self.config
+        if metaset.dim != config.structure.dim:
+            raise BadInput(f"{config.data} has {metaset.dim} features, the run was made for {config.structure.dim}")
+        if metaset.subset(config.train_on).counts.size == 0:
+            raise BadInput(f"{config.data} has no {config.train_on} classes: `split` marks them")
+        rows = place(metaset, normalised=config.structure.normalised)
+        training = Episodes.over(metaset.subset(config.train_on), config.way, config.shot, config.query, rows)
+        return training, Episodes.over(metaset.subset("val"), config.way, config.shot, None, rows)
 
     def start(self) -> RunState:
         """The state before the first step; a tail starts from its network."""
@@ -119,17 +135,22 @@ class Run:
     def save_models(self, state: RunState) -> None:
         """The best learner of each seed, once there is one."""
         for index, seed in enumerate(self.seeds):
-            if not np.isfinite(state.best_accuracy[index]):
+            if not np.isfinite(state.best_merit[index]):
                 continue
+            merit = {name: float(value) for name, value in self.merit(state.best_merit[index]).items()}
             header = {
                 "config": self.config.to_json(),
                 "seed": seed,
                 "step": int(state.best_step[index]),
-                "validation_accuracy": float(state.best_accuracy[index]),
+                **merit,
                 "classes": self.class_names,
             }
             learner = jax.tree.map(lambda leaf, i=index: leaf[i], state.best)
             save_model(self.folder / self.model_name(seed), learner, self.config.structure, header)
+
+    def merit(self, value: Any) -> dict[str, Any]:
+        """What is written down of a validation, by its name."""
+        return {"validation_loss": -value} if self.config.data in PROBLEMS else {"validation_accuracy": value}
 
     def model_name(self, seed: int) -> str:
         return "model.safetensors" if len(self.seeds) == 1 else f"model-{seed}.safetensors"
@@ -147,14 +168,15 @@ class Run:
             while step < config.steps and not stopped.all():
                 every = config.validate_every
                 num_steps = min(report_every(), every - step % every, config.steps - step)
-                advance = advancer(self.lanes, num_steps, config.meta_batch, config.clip)
+                decay_over = config.steps if config.decay else None
+                advance = advancer(self.lanes, num_steps, config.meta_batch, config.clip, decay_over)
                 state, info = advance(state, self.hyper, self.step_keys, self.training)
                 step += num_steps
                 validated = step % every == 0 or step == config.steps
                 if validated:
                     validate = validator(self.lanes, config.validation_tasks)
-                    state, accuracy = validate(state, self.validation_key, self.validation, self.patience)
-                    info = info | {"validation_accuracy": accuracy}
+                    state, merit = validate(state, self.validation_key, self.validation, self.patience)
+                    info = info | self.merit(merit)
                 seen = (info, state.step, state.stopped, state.skipped, state.skipped_in_a_row)
                 info, steps, now_stopped, skipped, in_a_row = fetch(seen, runs)
                 records = self.records(info, steps, skipped, stopped)
@@ -193,9 +215,12 @@ class Run:
 
 
 def model_paths(run: Path) -> list[Path]:
-    """The model files that a path stands for: itself, or those of a run folder in the order of their seeds."""
+    """The model files that a path stands for: itself, those of a run folder in the order of their seeds, or the one in
+    this package of that name."""
     if run.is_file():
         return [run]
+    if str(run) in MODELS and not run.exists():
+        return [embedded_model(str(run))]
     if not run.is_dir():
         raise BadInput(f"{run} does not exist; give a run folder or a model file")
     found = sorted(run.glob("model*.safetensors"), key=lambda path: (len(path.name), path.name))

@@ -235,7 +235,7 @@ class Search:
             end = self.ends[batch.rung]
             for first in range(0, len(batch.alive), self.lanes):
                 self.climb(batch, range(first, min(first + self.lanes, len(batch.alive))), end, report, asked_to_stop)
-            accuracy = batch.states.best_accuracy.tolist()
+            accuracy = batch.states.best_merit.tolist()
             order = sorted(range(len(accuracy)), key=lambda i: (-accuracy[i], batch.claims[batch.alive[i]].slot))
             last = batch.rung == len(self.ends) - 1
             kept = len(order) if last else -(-len(order) // 2)
@@ -307,7 +307,7 @@ class Search:
                 reached = [step if i in block else int(at) for i, at in enumerate(batch.states.step)]
                 done += sum(reached) - left * before
             before, left = end, -(-left // 2)
-        best = float(batch.states.best_accuracy.max())
+        best = float(batch.states.best_merit.max())
         return Progress(done, total, batch.rung, len(self.ends), len(batch.alive), best)
 
 

@@ -11,6 +11,7 @@ from metaleo.cli.compare import Compare
 from metaleo.cli.embed import Embed
 from metaleo.cli.evaluate import Evaluate
 from metaleo.cli.pack import Pack
+from metaleo.cli.plot_functions import PlotFunctions
 from metaleo.cli.pretrain import Pretrain
 from metaleo.cli.quickstart import Quickstart
 from metaleo.cli.reproduce import Reproduce
@@ -26,6 +27,7 @@ Command = (
     | Annotated[Search, tyro.conf.subcommand("search")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[PlotFunctions, tyro.conf.subcommand("plot-functions")]
     | Annotated[Pack, tyro.conf.subcommand("pack")]
     | Annotated[Pretrain, tyro.conf.subcommand("pretrain")]
     | Annotated[Embed, tyro.conf.subcommand("embed")]

@@ -51,14 +51,28 @@ def list_unreadable(unreadable: dict[str, str]) -> None:
         say.print(f"{len(unreadable):,} images could not be read and were left out")
 
 
+MERITS = ("validation_accuracy", "validation_loss")
+
+
+def show_merit(merit: dict[str, float], digits: int = 2) -> str:
+    """An accuracy in per cent, or a loss as it is."""
+    ((name, value),) = merit.items()
+    return f"{100 * value:.{digits}f} %" if name.endswith("accuracy") else f"{value:.{digits + 1}f}"
+
+
+def better_merit(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    choose = max if "validation_accuracy" in one else min
+    return choose(one, other, key=lambda merit: next(iter(merit.values())))
+
+
 def train_with_progress(run, name: str, go_on: str = ""):
-    """Train, with a live bar: speed, accuracy on training tasks, best validation accuracy so far.
+    """Train, with a live bar: speed, accuracy (or loss) on training tasks, the best on validation tasks so far.
 
     Whoever interrupts it is told how to `go_on`, by default with `metaleo train`.
     """
     from metaleo import runs
 
-    best = dict.fromkeys(run.seeds, 0.0)
+    best: dict[int, dict[str, float]] = {}
     with progress_bar() as progress:
         bar = progress.add_task(name, total=run.config.steps, note="compiling …")
         clock = [time.monotonic(), 0]
@@ -66,14 +80,19 @@ def train_with_progress(run, name: str, go_on: str = ""):
         def report(records):
             step = records[0]["step"]
             for record in records:
-                best[record["seed"]] = max(best[record["seed"]], record.get("validation_accuracy") or 0)
+                own = {name: record[name] for name in MERITS if record.get(name) is not None}
+                if own:
+                    best[record["seed"]] = better_merit(best.get(record["seed"], own), own)
             now = time.monotonic()
             speed = (step - clock[1]) / (now - clock[0])
             clock[:] = now, step
-            training = records[0]["query_accuracy"]
-            note = f"{speed * len(records):,.0f} steps/s · train {100 * (training or 0):.1f} %"
-            if any(best.values()):
-                note += " · val " + ", ".join(f"{100 * value:.1f}" for value in best.values()) + " %"
+            training = {name: records[0].get(name) for name in ("query_accuracy", "query_loss")}
+            name = next((name for name, value in training.items() if value is not None), None)
+            note = f"{speed * len(records):,.0f} steps/s"
+            if name is not None:
+                note += f" · train {name.removeprefix('query_')} {show_merit({name: training[name]}, 1)}"
+            if best:
+                note += " · val " + ", ".join(show_merit(merit, 1) for merit in best.values())
             if any(record["skipped"] for record in records):
                 note += f" · [red]{max(record['skipped'] for record in records)} steps skipped (NaN)[/red]"
             progress.update(bar, completed=step, note=note)

@@ -3,29 +3,35 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from metaleo.cli.common import Int, Place, Text, print_reports, score_with_progress
-from metaleo.config import TrainConfig
+from metaleo.config import PROBLEMS, TrainConfig
 from metaleo.errors import BadInput
+
+if TYPE_CHECKING:
+    from metaleo.checkpoint import Model
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Test a trained model on tasks of unseen classes: accuracy ± 95 % interval, NLL, calibration error.
+    """Test trained models on tasks of unseen classes: accuracy ± 95 % interval, NLL, calibration error.
 
-    The same seed gives the same tasks to every model. With several seeds in a run, each is tested.
+    The same seed gives the same tasks to every model. With several seeds in a run, each is tested. Models of sines and
+    lines are tested on unseen functions: error of the mean of sampled functions, NLL, CRPS, coverage of 90 % intervals,
+    beside an oracle that knows the family and the exact posterior mean (docs/regression.md).
 
     Try:
       metaleo evaluate runs/leo-5way-1shot
       metaleo evaluate runs/leo-5way-1shot --tasks 50000 --json
       metaleo evaluate model.safetensors --data other.npz --way 10 --shot 3
+      metaleo evaluate runs/leo-sines-and-lines runs/maml-sines-and-lines
     """
 
-    run_or_model: Annotated[Path, tyro.conf.Positional]
-    """Run folder, or a model file."""
+    runs_or_models: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders or model files; all are tested on the same tasks."""
     tasks: int = 10_000
     """Test tasks (the paper: 50,000)."""
     data: Text = None
@@ -42,46 +48,88 @@ class Evaluate:
     """Which tasks."""
     per_task: Place = None
     """Also write every task's accuracy and NLL to this CSV file."""
+    samples: int = 100
+    """Functions sampled for each task of sines and lines."""
     json: bool = False
     """Print the results as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo import data, runs
+        from metaleo import runs
         from metaleo.checkpoint import load_model
+
+        if self.tasks < 1:
+            raise BadInput(f"--tasks must be at least 1, not {self.tasks}")
+        if self.samples < 2:
+            raise BadInput(f"--samples must be at least 2, not {self.samples}")
+        if not self.runs_or_models:
+            raise BadInput("give a run folder or a model file")
+        paths = [path for one in self.runs_or_models for path in runs.model_paths(one)]
+        models = {path: load_model(path) for path in paths}
+        trained = {path: TrainConfig.from_json(model.header["config"]) for path, model in models.items()}
+        if len({config.data if config.data in PROBLEMS else "" for config in trained.values()}) > 1:
+            raise BadInput("models of different problems cannot be tested on the same tasks")
+        if trained[paths[0]].data in PROBLEMS:
+            self.test_functions(models, trained[paths[0]])
+        else:
+            self.test_classes(models, trained[paths[0]])
+
+    def names(self, models: "dict[Path, Model]") -> list[str]:
+        """What tells the models apart: their seeds, and where there are several runs their folders."""
+        alone = len(self.runs_or_models) == 1
+        return [
+            ("" if alone else f"{path.parent.name or path.name} ") + f"seed {model.header['seed']}"
+            for path, model in models.items()
+        ]
+
+    def test_classes(self, models: "dict[Path, Model]", trained: TrainConfig) -> None:
+        from metaleo import data
         from metaleo.data.rows import place
         from metaleo.evaluation import summarise, write_scores
         from metaleo.tasks import Episodes
 
-        if self.tasks < 1:
-            raise BadInput(f"--tasks must be at least 1, not {self.tasks}")
-        paths = runs.model_paths(self.run_or_model)
-        models = [load_model(path) for path in paths]
-        trained = TrainConfig.from_json(models[0].header["config"])
         source = self.data or trained.data
         metaset = data.load(source)
-        if metaset.dim != models[0].structure.dim:
-            raise BadInput(
-                f"{source} has {metaset.dim} numbers per example, but "
-                f"{paths[0]} was trained on {models[0].structure.dim}"
-            )
         way = trained.way if self.way is None else self.way
         shot = trained.shot if self.shot is None else self.shot
-        rows = place(metaset, normalised=models[0].structure.tail is None)
-        episodes = Episodes.over(metaset.subset(self.split), way, shot, self.query, rows)
+        rows = {}
         scores = {}
-        for path, model in zip(paths, models, strict=True):
-            scores[model.header["seed"]] = score_with_progress(
-                model.learner, episodes, self.seed, self.tasks, path.name
-            )
-        reports = {seed: summarise(score) for seed, score in scores.items()}
+        for name, (path, model) in zip(self.names(models), models.items(), strict=True):
+            if metaset.dim != model.structure.dim:
+                raise BadInput(
+                    f"{source} has {metaset.dim} numbers per example, but {path} was trained on {model.structure.dim}"
+                )
+            normalised = model.structure.normalised
+            if normalised not in rows:
+                rows[normalised] = place(metaset, normalised=normalised)
+            episodes = Episodes.over(metaset.subset(self.split), way, shot, self.query, rows[normalised])
+            scores[name] = score_with_progress(model.learner, episodes, self.seed, self.tasks, path.name)
+        reports = {name: summarise(score) for name, score in scores.items()}
         if self.per_task is not None:
             write_scores(self.per_task, scores)
         title = f"{way}-way {shot}-shot, {self.tasks:,} {self.split} tasks of {source}, seed {self.seed}"
-        print_reports(title, {f"seed {seed}": report for seed, report in reports.items()})
+        print_reports(title, reports)
         if self.json:
             result = {
                 "data": source, "split": self.split, "way": way, "shot": shot, "query": self.query, "seed": self.seed,
-                "models": [{"model": str(path), "seed": seed, **vars(report)}
-                           for path, (seed, report) in zip(paths, reports.items(), strict=True)],
+                "models": [{"model": str(path), "seed": model.header["seed"], **vars(report)}
+                           for (path, model), report in zip(models.items(), reports.values(), strict=True)],
             }  # fmt: skip
             print(json.dumps(result, indent=2))
+
+    def test_functions(self, models: "dict[Path, Model]", trained: TrainConfig) -> None:
+        from metaleo.functions import judge_models, print_functions, write_function_scores
+
+        for flag, given in (("--data", self.data), ("--way", self.way), ("--query", self.query)):
+            if given is not None:
+                raise BadInput(f"{flag} means nothing to {trained.data}")
+        shot = trained.shot if self.shot is None else self.shot
+        named = dict(zip(self.names(models), models.values(), strict=True))
+        results, scores = judge_models(named, shot, self.seed, self.tasks, self.samples)
+        if self.per_task is not None:
+            write_function_scores(self.per_task, scores)
+        print_functions(f"{shot}-shot {trained.data}, {self.tasks:,} tasks, seed {self.seed}", results)
+        if self.json:
+            settings = {"problem": trained.data, "shot": shot, "seed": self.seed, "samples": self.samples}
+            places = {name: str(path) for name, path in zip(named, models, strict=True)}
+            rows = [{"name": name, "model": places.get(name), **result} for name, result in results.items()]
+            print(json.dumps({**settings, "models": rows}, indent=2))

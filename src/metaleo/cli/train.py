@@ -6,8 +6,9 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from metaleo.cli.common import Float, Int, Place, Text, YesNo, flag, given, say, train_with_progress
-from metaleo.config import LEARNERS, UNTRAINED, Clip, Sizes, TrainConfig, find_preset
+from metaleo.cli.common import Float, Int, Place, Text, YesNo, flag, given, say, show_merit, train_with_progress
+from metaleo.config import LEARNERS, PROBLEMS, UNTRAINED, Clip, Sizes, TrainConfig, find_preset
+from metaleo.data.store import EMBEDDED
 from metaleo.errors import BadInput
 
 
@@ -23,12 +24,16 @@ class Train:
       metaleo train --shot 5 --out runs/five-shot
       metaleo train --data features.npz --preset paper-mini-1shot --seeds 5
       metaleo train --learner meta-sgd --steps 5000
+      metaleo train --problem sines-and-lines
+      metaleo train --data strokes --preset strokes
       metaleo train --data flat.safetensors --joint runs/conv-4-omniglot
       metaleo train --resume --out runs/five-shot
     """
 
     data: Text = None
-    """Feature file (.npz, .safetensors), folder of the authors' pickles, or `sample`, the one in this package."""
+    """Feature file (.npz, .safetensors), folder of the authors' pickles, or data in this package: `sample`, `strokes`."""
+    problem: Text = None
+    """Tasks that need no data instead: sines-and-lines, 5-shot regression."""
     learner: Text = None
     """What to meta-train (leo); a wrong name lists all."""
     joint: Place = None
@@ -68,6 +73,8 @@ class Train:
     """Validations without a better one before the run stops early (20)."""
     clip: Annotated[Clip | None, flag("{global,per-tensor}")] = None
     """Clip the norm of the whole meta-gradient (global: the paper) or of each tensor (per-tensor: its code)."""
+    decay: YesNo = None
+    """Let the learning rate fall to zero over --steps, along half a cosine (False)."""
 
     learning_rate: Float = None
     """η: Adam's step in the outer loop."""
@@ -93,6 +100,25 @@ class Train:
     finetune_step_size: Float = None
     """Where the learned step sizes for weights start; MAML's step size."""
 
+    network: Annotated[Literal["linear", "mlp", "gru"] | None, flag("{linear,mlp,gru}")] = None
+    """What is generated: a linear classifier, an MLP, or a GRU that reads a row as a sequence (linear)."""
+    codes: Annotated[Literal["class", "task"] | None, flag("{class,task}")] = None
+    """A code and a network for each class, or one for the whole task (class)."""
+    hidden: Int = None
+    """Units of the MLP's hidden layers, or of the GRU's state (40)."""
+    layers: Int = None
+    """Layers of the MLP (3)."""
+    channels: Int = None
+    """Numbers that the GRU reads at a time (3)."""
+    width: Int = None
+    """Units of two hidden layers in LEO's encoder and in its decoder; 0: both linear (0)."""
+    from_start: YesNo = None
+    """LEO adds what it decodes to learned parameters that start as an ordinary network's (False)."""
+    limit: Float = None
+    """Longest inner gradient, where network or decoder are not linear (none)."""
+    samples: Int = None
+    """Solutions of a training task that LEO samples and is judged on together (1)."""
+
     official: YesNo = None
     """LEO's scales and KL estimate exactly as in the authors' code, or not (the preset's; see docs/deviations.md)."""
 
@@ -103,16 +129,19 @@ class Train:
             raise BadInput(f"unknown learner {learner!r}; known are {', '.join(LEARNERS)}")
         if learner in UNTRAINED:
             raise BadInput(f"{learner} has nothing to learn; `metaleo compare --learners {learner}` tests it")
-        preset = find_preset(self.preset, learner, self.shot)
+        preset = find_preset(self.preset, learner, self.shot, self.problem)
         structure = preset.structure
-        if structure.learner != learner:
-            structure = dataclasses.replace(find_preset(None, learner, self.shot).structure, learner=learner)
+        if structure.learner != learner and self.problem is None and structure.network == "linear":
+            structure = find_preset(None, learner, self.shot).structure
         flags = given(self, TrainConfig)
-        if self.data not in (None, "sample"):
+        if self.problem is not None:
+            flags["data"] = self.problem
+        elif self.data not in (None, *EMBEDDED):
             flags["data"] = str(Path(str(self.data)).resolve())  # so that a run can be resumed from anywhere
         if self.joint is not None:
             flags["joint"] = str(self.joint.resolve())
-        config = TrainConfig(**{"shot": preset.shot, "clip": preset.clip, **flags})  # type: ignore[arg-type]
+        defaults = {"shot": preset.shot, "clip": preset.clip, **preset.training}
+        config = TrainConfig(**{**defaults, **flags})  # type: ignore[arg-type]
         changes = {"learner": learner, "dim": dim, "way": config.way, "tail": self.tail(dim)}
         config = dataclasses.replace(
             config,
@@ -144,12 +173,21 @@ class Train:
 
         if self.resume and self.overwrite:
             raise BadInput("--resume keeps a run and --overwrite replaces it; give one of them")
+        metaset = None
         if self.resume:
             if self.out is None:
                 raise BadInput("--resume needs --out, the run to go on with")
             folder = self.out
             config = runs.resume(folder, self.steps)
-            metaset = data.load(config.data)
+            if config.data not in PROBLEMS:
+                metaset = data.load(config.data)
+        elif self.problem is not None:
+            if self.data is not None:
+                raise BadInput("--problem needs no --data; give one of them")
+            if self.problem not in PROBLEMS:
+                raise BadInput(f"unknown problem {self.problem!r}; known: {', '.join(PROBLEMS)}")
+            config = self.resolve(1)
+            folder = self.out or Path(f"runs/{config.structure.learner}-{self.problem}")
         else:
             metaset = data.load(self.data or "sample")
             config = self.resolve(metaset.dim)
@@ -158,23 +196,24 @@ class Train:
         run = runs.Run(config, folder, metaset)  # bad data says so before the folder is touched
         if not self.resume:
             runs.prepare(folder, config, self.overwrite)
-        say.print(f"{config.data}: {metaset.describe()}")
-        say.print(f"{config.structure.learner}, {config.way}-way {config.shot}-shot → {folder}")
-        title = f"{config.structure.learner}, {config.way}-way {config.shot}-shot, {Path(config.data).name}"
+        if metaset is not None:
+            say.print(f"{config.data}: {metaset.describe()}")
+        say.print(f"{config.title} → {folder}")
+        title = config.title if metaset is None else f"{config.title}, {Path(config.data).name}"
         state = train_with_progress(run, config.structure.learner)
         plot_curves(
             folder / "curves.png",
             {config.structure.learner: read_metrics(folder / "metrics.jsonl")},
             title,
         )
-        best = [100 * float(accuracy) for accuracy in state.best_accuracy]
-        shown = ", ".join(f"{accuracy:.2f} %" for accuracy in best)
-        say.print(f"best validation accuracy {shown}; test it with:\n  metaleo evaluate {folder}")
+        best = [run.merit(float(merit)) for merit in state.best_merit]
+        shown = ", ".join(show_merit(merit) for merit in best)
+        what = next(iter(best[0])).replace("_", " ")
+        say.print(f"best {what} {shown}; test it with:\n  metaleo evaluate {folder}")
         if self.json:
             fields = ("best_step", "skipped", "step")
             per_seed = [
-                {"seed": seed, "validation_accuracy": best[i] / 100}
-                | {name: int(getattr(state, name)[i]) for name in fields}
+                {"seed": seed, **best[i]} | {name: int(getattr(state, name)[i]) for name in fields}
                 for i, seed in enumerate(run.seeds)
             ]
             print(json.dumps({"run": str(folder), "config": config.to_json(), "seeds": per_seed}, indent=2))
@@ -188,12 +227,16 @@ def check_config(config: TrainConfig) -> None:
     for name in ("latent_steps", "finetune_steps"):
         if getattr(config.structure, name) < 0:
             raise BadInput(f"--{name.replace('_', '-')} cannot be negative")
-    if config.structure.latent < 1:
-        raise BadInput(f"--latent must be at least 1, not {config.structure.latent}")
+    for name, least in (("latent", 1), ("hidden", 1), ("layers", 1), ("channels", 1), ("samples", 1), ("width", 0)):
+        if getattr(config.structure, name) < least:
+            raise BadInput(f"--{name} must be at least {least}, not {getattr(config.structure, name)}")
+    if config.structure.limit is not None and not config.structure.limit > 0:
+        raise BadInput(f"--limit must be above 0, not {config.structure.limit}")
     for name, value in vars(config.hyper).items():
         if not 0 <= value < float("inf"):
             raise BadInput(f"--{name.replace('_', '-')} must be a finite number of at least 0, not {value}")
     if not 1 / 256 <= config.hyper.keep <= 1:
         raise BadInput(f"--keep is a probability above 1/256, not {config.hyper.keep}")
+    config.structure.blank()  # what does not fit together says so
     if config.seed < 0:
         raise BadInput(f"--seed cannot be negative, not {config.seed}")

@@ -1,4 +1,4 @@
-"""Feature files: `.npz` and `.safetensors` (read and write), the authors' pickles (read), the embedded sample.
+"""Feature files: `.npz` and `.safetensors` (read and write), the authors' pickles (read), embedded data.
 
 A file holds either `features [class, image, dim]` with `class_names [class]` and `split [class]`, or flat
 `features [n, dim]` with `labels [n]` and `split [n]`. Features may be integers with a `scale [dim]`. In a
@@ -23,7 +23,8 @@ from metaleo.data.pickles import FILES, read_folder
 from metaleo.errors import BadInput
 from metaleo.files import replacing
 
-SAMPLE = "sample"
+EMBEDDED = {"sample": "miniimagenet.safetensors", "strokes": "strokes.npz"}
+"""Data inside this package, by name: real miniImageNet features, and the pen strokes of handwritten characters."""
 NUMPY_TYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
@@ -32,9 +33,9 @@ NUMPY_TYPES = {
 
 
 def load(source: str | Path) -> MetaSet:
-    """A meta-set from a file, from a folder of the authors' pickles, or `sample`: the one inside this package."""
-    if source == SAMPLE:
-        return load_sample()
+    """A meta-set from a file, from a folder of the authors' pickles, or by name one of those inside this package."""
+    if source in EMBEDDED:
+        return load_embedded(str(source))
     path = Path(source)
     if path.is_dir():
         if any((path / name).is_file() for name in FILES.values()):
@@ -43,7 +44,9 @@ def load(source: str | Path) -> MetaSet:
         hint = f"; did you mean {' or '.join(inside)}?" if inside else f" (no {FILES['train']} in it)"
         raise BadInput(f"{path} is a folder without features{hint}")
     if not path.exists():
-        raise BadInput(f"{path} does not exist; --data takes a .npz or .safetensors file, a folder, or `{SAMPLE}`")
+        raise BadInput(
+            f"{path} does not exist; --data takes a .npz or .safetensors file, a folder, or {' or '.join(EMBEDDED)}"
+        )
     readers = {".npz": read_npz, ".safetensors": read_safetensors}
     if path.suffix not in readers:
         raise BadInput(f"{path} is not a feature file: its name ends in neither .npz nor .safetensors")
@@ -61,8 +64,12 @@ def load(source: str | Path) -> MetaSet:
 
 def load_sample() -> MetaSet:
     """Real miniImageNet features, 100 images of each of the 100 classes (its README says how they were made)."""
+    return load_embedded("sample")
+
+
+def load_embedded(name: str) -> MetaSet:
     folder = importlib.resources.files("metaleo.data") / "sample"
-    with importlib.resources.as_file(folder / "miniimagenet.safetensors") as path:
+    with importlib.resources.as_file(folder / EMBEDDED[name]) as path:
         return load(path)
 
 

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
+from metaleo.inner_loop import descend
 from metaleo.model.heads import Head
-from metaleo.objective import accuracy, l2, query_loss
+from metaleo.model.network import Network
+from metaleo.objective import accuracy, cross_entropy, l2, query_loss
 from metaleo.tasks.task import Batch, Task
 
 Info = dict[str, Float[Array, ""]]
@@ -48,7 +50,11 @@ class Learner(eqx.Module):
 
     @abc.abstractmethod
     def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
-        """Fit the head to a support set. Without a key: evaluation, that is means and no dropout."""
+        """Fit the head to a support set. Without a key: evaluation, that is means and no dropout.
+
+        A key without hyper-parameters samples a solution as in training, from those a stochastic learner holds
+        possible, but drops nothing; for other learners it changes nothing.
+        """
 
     @abc.abstractmethod
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
@@ -77,10 +83,10 @@ def draw_masks(key: PRNGKeyArray, keep: float | Float[Array, ""], shape: tuple[i
 
 
 def drop(
-    inputs: Float[Array, "example dim"],
-    mask: Bool[Array, "example dim"] | None,
+    inputs: Float[Array, "example *input"],
+    mask: Bool[Array, "example *input"] | None,
     keep: float | Float[Array, ""],
-) -> Float[Array, "example dim"]:
+) -> Float[Array, "example *input"]:
     """Inputs where the mask is true, scaled by 1/keep so that their expectation stays."""
     if mask is None:
         return inputs
@@ -88,25 +94,56 @@ def drop(
     return jnp.where(mask, inputs * scale, jnp.zeros((), inputs.dtype))
 
 
-def dropped(batch: Batch, hyper: Hyper | None, key: PRNGKeyArray | None) -> Float[Array, "example dim"]:
+def dropped(batch: Batch, hyper: Hyper | None, key: PRNGKeyArray | None) -> Float[Array, "example *input"]:
     """The inputs of a batch under one draw of dropout, or without a key as they are."""
-    if key is None:
+    if key is None or hyper is None:
         return batch.inputs
-    assert hyper is not None, "dropout needs hyper.keep"
     return drop(batch.inputs, draw_masks(key, hyper.keep, batch.inputs.shape), hyper.keep)
 
 
-def judge(head: Head, query: Batch, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
+def descend_weights(
+    network: Network,
+    start: Float[Array, "code size"],
+    step_size: Float[Array, "*code size"] | float,
+    num_steps: int,
+    support: Batch,
+    masks: Bool[Array, "step example *input"] | None,
+    keep: float | Float[Array, ""],
+    first_order: bool = False,
+    limit: float | None = None,
+) -> tuple[Float[Array, "code size"], Float[Array, " step"]]:
+    """θ′ = θ - α ∘ ∇L(θ), `num_steps` times (Eq. 1), each with its own dropout mask; also the loss before each."""
+
+    def loss(weights, mask):
+        return network.support_loss(jax.vmap(network.head(weights))(drop(support.inputs, mask, keep)), support)
+
+    return descend(loss, start, step_size, num_steps, masks, first_order, limit)
+
+
+def judge(
+    head: Head, query: Batch, hyper: Hyper, key: PRNGKeyArray | None, network: Network | None = None
+) -> tuple[Float[Array, ""], Info]:
     """The loss of a head on the query set, under dropout like every other prediction."""
-    logits = jax.vmap(head)(dropped(query, hyper, key))
-    loss = query_loss(logits, query)
-    return loss, {"query_loss": loss, "query_accuracy": accuracy(logits, query)}
+    if network is not None:
+        network.check(query)
+        key = key if network.dropout else None
+    predictions = jax.vmap(head)(dropped(query, hyper, key))
+    loss = query_loss(predictions, query, cross_entropy if network is None else network.loss)
+    info = {"query_loss": loss}
+    if network is None or network.classifies:
+        info |= {"query_accuracy": accuracy(predictions, query)}
+    return loss, info
 
 
 def pay(
-    learner: Learner, weights: list[Float[Array, "..."]], task: Task, hyper: Hyper, key: PRNGKeyArray | None
+    learner: Learner,
+    weights: list[Float[Array, "..."]],
+    task: Task,
+    hyper: Hyper,
+    key: PRNGKeyArray | None,
+    network: Network | None = None,
 ) -> tuple[Float[Array, ""], Info]:
     """The query loss of the adapted head (Eq. 2), with L2 on the weights given."""
     adapt_key, query_key = (None, None) if key is None else jax.random.split(key)
-    loss, info = judge(learner.adapt(task.support, hyper, adapt_key).head, task.query, hyper, query_key)
+    loss, info = judge(learner.adapt(task.support, hyper, adapt_key).head, task.query, hyper, query_key, network)
     return loss + hyper.l2 * l2(*weights), info

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from metaleo.inner_loop import descend, descend_linear
-from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, draw_masks, drop, judge
+from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, descend_weights, draw_masks, drop, judge
 from metaleo.model.decoder import Decoder
 from metaleo.model.encoder import Encoder
 from metaleo.model.gaussian import (
@@ -18,36 +18,40 @@ from metaleo.model.gaussian import (
     sampled_kl_to_standard,
     smooth_scale,
 )
-from metaleo.model.heads import LinearHead
+from metaleo.model.network import Network
 from metaleo.model.relation import RelationNet
-from metaleo.objective import encoder_penalty, l2, orthogonality, support_loss
+from metaleo.objective import encoder_penalty, l2, mixture_loss, orthogonality, support_loss
 from metaleo.tasks.task import Batch, Task
 
 
 class Noise(eqx.Module):
-    """All the randomness of one adaptation, drawn at once; everything below it is deterministic."""
+    """All the randomness of one adaptation, drawn at once; everything below it is deterministic.
 
-    code: Float[Array, "way latent"] | None  # none where only dropout is random
-    weights: Float[Array, "decodings way dim"] | None  # a fresh draw per latent step, and one after the last
-    encoder_mask: Bool[Array, "example dim"]
-    latent_masks: Bool[Array, "latent_steps example dim"]
-    finetune_masks: Bool[Array, "finetune_steps example dim"]
-    keep: float | Float[Array, ""]
+    What is None is not random: codes and weights are then the means, and nothing is dropped.
+    """
+
+    code: Float[Array, "code latent"] | None = None
+    weights: Float[Array, "decodings code size"] | None = None  # a fresh draw per latent step, and one after the last
+    encoder_mask: Bool[Array, "example dim"] | None = None
+    latent_masks: Bool[Array, "latent_steps example dim"] | None = None
+    finetune_masks: Bool[Array, "finetune_steps example dim"] | None = None
+    keep: float | Float[Array, ""] = 1.0
 
 
 class Trace(eqx.Module):
     """The path of one adaptation, from the support set to the final weights."""
 
     code_distribution: Gaussian
-    code: Float[Array, "way latent"]
-    adapted_code: Float[Array, "way latent"]
-    decoded_weights: Float[Array, "way dim"]
+    code: Float[Array, "code latent"]
+    adapted_code: Float[Array, "code latent"]
+    decoded_weights: Float[Array, "code size"]
     support_losses: Float[Array, " steps"]  # before each latent step, each fine-tuning step, and at the end
 
 
 class LEO(Learner):
-    """Encode the support set to a code per class, descend on the codes, decode, fine-tune the weights.
+    """Encode the support set to codes, descend on the codes, decode, fine-tune the weights.
 
+    A code per class, each for the weights of its class, or one code for all parameters of any network: `network` says.
     The paper's ablations (Table 2) are switches: no latent steps, no fine-tuning steps, `stochastic` off, or codes
     from the prior p(z) = N(0, 1) instead of an encoder.
     """
@@ -56,137 +60,201 @@ class LEO(Learner):
     relation: RelationNet | None
     decoder: Decoder
     latent_step_size: Float[Array, " latent"]
-    finetune_step_size: Float[Array, " dim"]
+    finetune_step_size: Float[Array, " size"]
+    network: Network = eqx.field(static=True)
     latent_steps: int = eqx.field(static=True)
     finetune_steps: int = eqx.field(static=True)
-    stochastic: bool = eqx.field(static=True)
+    stochastic: bool = eqx.field(static=True, default=True)
     """In training, codes and weights are drawn from their Gaussians; otherwise they are the means."""
-    official: bool = eqx.field(static=True)
+    official: bool = eqx.field(static=True, default=False)
     """Scales and KL estimate exactly as in the authors' code, instead of the sound ones (docs/deviations.md)."""
+    samples: int = eqx.field(static=True, default=1)
+    """Solutions of a training task that are sampled and judged together (docs/regression.md)."""
+    limit: float | None = eqx.field(static=True, default=None)
+    """On the length of each inner gradient, for networks and decoders that are not linear."""
 
     @classmethod
     def init(
         cls,
         key: PRNGKeyArray,
-        dim: int,
+        network: Network,
         *,
         latent: int = 64,
+        widths: tuple[int, ...] = (),
         latent_steps: int = 5,
         finetune_steps: int = 5,
         latent_step_size: float | Float[Array, ""] = 1.0,
         finetune_step_size: float | Float[Array, ""] = 0.001,
+        from_start: bool = False,
         random_prior: bool = False,
         stochastic: bool = True,
         official: bool = False,
+        samples: int = 1,
+        limit: float | None = None,
     ) -> "LEO":
+        """`widths` are those of hidden layers in encoder and decoder. With `from_start`, what is decoded is added to
+        learned parameters that start as those the network came with."""
         encoder_key, relation_key, decoder_key = jax.random.split(key, 3)
+        start = jnp.asarray(network.start, float) if from_start else None
         return cls(
-            None if random_prior else Encoder.init(encoder_key, dim, latent),
+            None if random_prior else Encoder.init(encoder_key, network.evidence, latent, widths),
             None if random_prior else RelationNet.init(relation_key, latent),
-            Decoder.init(decoder_key, latent, dim),
+            Decoder.init(decoder_key, latent, network.size, widths, start),
             jnp.full((latent,), latent_step_size),
-            jnp.full((dim,), finetune_step_size),
+            jnp.full((network.size,), finetune_step_size),
+            network,
             latent_steps,
             finetune_steps,
             stochastic,
             official,
+            samples,
+            limit,
         )
 
     def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
-        if key is None:
-            return self.adapt_with(support, None)
-        assert hyper is not None, "sampling needs hyper.keep"
-        return self.adapt_with(support, self.draw_noise(support, hyper, key))
+        return self.adapt_with(support, None if key is None else self.draw_noise(support, hyper, key))
 
     def adapt_with(self, support: Batch, noise: Noise | None) -> Adaptation:
-        """Algorithm 1, lines 7-13, then fine-tuning, with the randomness given.
-
-        The decoder being linear, x·(zD) = (xDᵀ)·z: latent steps see their inputs through Dᵀ, in as many numbers as a
-        code has, and weights are decoded once, at the end. Only the noise on the weights needs their full size.
-        """
-        inputs = support.inputs
-
-        def latent_loss(code, now):
-            projected, noisy = now
-            logits = projected @ code.T
-            if noisy is not None:
-                dropped, weights_noise = noisy
-                logits += dropped @ (self.weights_scale(code) * weights_noise).T
-            return support_loss(logits, support)
-
+        """Algorithm 1, lines 7-13, then fine-tuning, with the randomness given."""
+        self.network.check(support)
+        noise = Noise() if noise is None else noise
         codes = self.encode(support, noise)
-        code = codes.sample(None if noise is None else noise.code)
-        if noise is None:
-            finetune_inputs = inputs[None]  # one draw serves all steps
-            projected = inputs @ self.decoder.to_mean.T
-            seen = jnp.broadcast_to(projected, (self.latent_steps, *projected.shape)), None
-        else:
-            drop_each = jax.vmap(drop, (None, 0, None))
-            finetune_inputs = drop_each(inputs, noise.finetune_masks, noise.keep)
-            latent_inputs = drop_each(inputs, noise.latent_masks, noise.keep)
-            noisy = None if noise.weights is None else (latent_inputs, noise.weights[:-1])
-            seen = latent_inputs @ self.decoder.to_mean.T, noisy
-        adapted, latent_losses = descend(latent_loss, code, self.latent_step_size[None, :], self.latent_steps, seen)
-        decoded = self.decode(adapted, None if noise is None or noise.weights is None else noise.weights[-1])
-        weights, finetune_losses = descend_linear(
-            decoded, self.finetune_step_size, self.finetune_steps, finetune_inputs, support
-        )
-        final_loss = support_loss(jax.vmap(LinearHead(weights))(inputs), support)
+        code = codes.sample(noise.code)
+        adapted, latent_losses = self.descend_codes(code, support, noise)
+        decoded = self.decode(adapted, None if noise.weights is None else noise.weights[-1])
+        weights, finetune_losses = self.descend_weights(decoded, support, noise)
+        head = self.network.head(weights)
+        final_loss = self.network.support_loss(jax.vmap(head)(support.inputs), support)
         losses = jnp.concatenate([latent_losses, finetune_losses, final_loss[None]])
-        return Adaptation(LinearHead(weights), Trace(codes, code, adapted, decoded, losses))
+        return Adaptation(head, Trace(codes, code, adapted, decoded, losses))
 
-    def encode(self, support: Batch, noise: Noise | None) -> Gaussian:
-        """q(z_n | D_n) for every class n (Eq. 3)."""
+    def encode(self, support: Batch, noise: Noise) -> Gaussian:
+        """q(z_n | D_n) for every class n (Eq. 3), or q(z | D) where one code stands for the task."""
         if self.encoder is None or self.relation is None:
-            shape, dtype = (support.way, len(self.latent_step_size)), support.inputs.dtype
+            shape, dtype = (self.network.codes(support), len(self.latent_step_size)), support.inputs.dtype
             return Gaussian(jnp.zeros(shape, dtype), jnp.ones(shape, dtype))
-        inputs = support.inputs if noise is None else drop(support.inputs, noise.encoder_mask, noise.keep)
-        statistics = self.relation(self.encoder(inputs), support)
-        mean, raw_scale = jnp.split(statistics, 2, axis=1)  # (way, latent) each
+        evidence = flat(drop(support.inputs, noise.encoder_mask, noise.keep))
+        if not self.network.per_class:
+            evidence = jnp.concatenate([evidence, flat(support.targets)], axis=1)
+        statistics = self.relation(self.encoder(evidence), support, self.network.per_class)
+        mean, raw_scale = jnp.split(statistics, 2, axis=1)  # (code, latent) each
         scale = official_scale(raw_scale, 0.0) if self.official else smooth_scale(raw_scale, LATENT_SCALE)
         return Gaussian(mean, scale)
 
     def decode(
-        self, code: Float[Array, "way latent"], noise: Float[Array, "way dim"] | None
-    ) -> Float[Array, "way dim"]:
-        """w_n ~ p(w | z_n) for every class n (Eq. 4)."""
-        mean = code @ self.decoder.to_mean
-        return mean if noise is None else Gaussian(mean, self.weights_scale(code)).sample(noise)
+        self, code: Float[Array, "code latent"], noise: Float[Array, "code size"] | None
+    ) -> Float[Array, "code size"]:
+        """θ ~ p(θ | z) for every code (Eq. 4)."""
+        mean, raw_scale = self.decoder(code)
+        return mean if noise is None else mean + self.weights_scale(raw_scale) * noise
 
-    def weights_scale(self, code: Float[Array, "way latent"]) -> Float[Array, "way dim"]:
-        raw_scale = code @ self.decoder.to_raw_scale
+    def weights_scale(self, raw_scale: Float[Array, "code size"]) -> Float[Array, "code size"]:
         to_scale = official_scale if self.official else smooth_scale
         return to_scale(raw_scale, math.sqrt(2 / sum(raw_scale.shape)))
 
-    def draw_noise(self, support: Batch, hyper: Hyper, key: PRNGKeyArray) -> Noise:
+    def descend_codes(
+        self, code: Float[Array, "code latent"], support: Batch, noise: Noise
+    ) -> tuple[Float[Array, "code latent"], Float[Array, " step"]]:
+        """z ← z - α ∘ ∇L(decode(z)), with fresh noise on the weights and fresh dropout at every step."""
+        if self.network.linear and self.decoder.linear:
+            return self.descend_codes_linear(code, support, noise)
+
+        def loss(code, now):
+            mask, weights_noise = now
+            head = self.network.head(self.decode(code, weights_noise))
+            return self.network.support_loss(jax.vmap(head)(drop(support.inputs, mask, noise.keep)), support)
+
+        each_step = noise.latent_masks, None if noise.weights is None else noise.weights[:-1]
+        return descend(loss, code, self.latent_step_size[None, :], self.latent_steps, each_step, limit=self.limit)
+
+    def descend_codes_linear(
+        self, code: Float[Array, "code latent"], support: Batch, noise: Noise
+    ) -> tuple[Float[Array, "code latent"], Float[Array, " step"]]:
+        """The same where decoder and network are linear: x·(zD) = (xDᵀ)·z.
+
+        Latent steps see their inputs through Dᵀ, in as many numbers as a code has, and weights are decoded once, at
+        the end. Only the noise on the weights needs their full size.
+        """
+
+        def loss(code, now):
+            projected, noisy = now
+            logits = projected @ code.T
+            if noisy is not None:
+                dropped, weights_noise = noisy
+                logits += dropped @ (self.weights_scale(code @ self.decoder.to_raw_scale) * weights_noise).T
+            return support_loss(logits, support)
+
+        inputs = self.inputs_of_steps(support, noise.latent_masks, noise.keep)
+        projected = inputs @ self.decoder.to_mean.T
+        steps = self.latent_steps
+        noisy = None
+        if noise.weights is not None:
+            noisy = jnp.broadcast_to(inputs, (steps, *inputs.shape[1:])), noise.weights[:-1]
+        seen = jnp.broadcast_to(projected, (steps, *projected.shape[1:])), noisy
+        return descend(loss, code, self.latent_step_size[None, :], steps, seen)
+
+    def descend_weights(
+        self, weights: Float[Array, "code size"], support: Batch, noise: Noise
+    ) -> tuple[Float[Array, "code size"], Float[Array, " step"]]:
+        """θ ← θ - α ∘ ∇L(θ), with fresh dropout at every step."""
+        if self.network.linear:
+            inputs = self.inputs_of_steps(support, noise.finetune_masks, noise.keep)
+            return descend_linear(weights, self.finetune_step_size, self.finetune_steps, inputs, support)
+        steps = self.finetune_step_size[None, :], self.finetune_steps
+        masks, keep = noise.finetune_masks, noise.keep
+        return descend_weights(self.network, weights, *steps, support, masks, keep, limit=self.limit)
+
+    def inputs_of_steps(
+        self, support: Batch, masks: Bool[Array, "step example dim"] | None, keep: float | Float[Array, ""]
+    ) -> Float[Array, "draw example dim"]:
+        """The inputs that each step sees; where nothing is dropped, one draw serves all of them."""
+        if masks is None:
+            return support.inputs[None]
+        return jax.vmap(drop, (None, 0, None))(support.inputs, masks, keep)
+
+    def draw_noise(self, support: Batch, hyper: Hyper | None, key: PRNGKeyArray) -> Noise:
+        """One draw of codes, weights and dropout; without hyper-parameters nothing is dropped."""
         code_key, weights_key, mask_key = jax.random.split(key, 3)
-        latent, (_, dim), way = len(self.latent_step_size), support.inputs.shape, support.way
-        dtype = support.inputs.dtype
+        latent, codes, dtype = len(self.latent_step_size), self.network.codes(support), support.inputs.dtype
+        noise = Noise()
+        if self.stochastic:
+            shape = (self.latent_steps + 1, codes, self.network.size)
+            noise = Noise(
+                jax.random.normal(code_key, (codes, latent), dtype), jax.random.normal(weights_key, shape, dtype)
+            )
+        if hyper is None or not self.network.dropout:
+            return noise
         masks = draw_masks(mask_key, hyper.keep, (1 + self.latent_steps + self.finetune_steps, *support.inputs.shape))
-        return Noise(
-            jax.random.normal(code_key, (way, latent), dtype) if self.stochastic else None,
-            jax.random.normal(weights_key, (self.latent_steps + 1, way, dim), dtype) if self.stochastic else None,
-            masks[0],
-            masks[1 : 1 + self.latent_steps],
-            masks[1 + self.latent_steps :],
-            hyper.keep,
-        )
+        encoder_mask, latent_masks, finetune_masks = jnp.split(masks, [1, 1 + self.latent_steps])
+        return Noise(noise.code, noise.weights, encoder_mask[0], latent_masks, finetune_masks, hyper.keep)
 
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        """Eq. 6 for one task; the regularisers of Eq. 7 are the same for every task of a meta-batch."""
+        """Eq. 6 for one task; the regularisers of Eq. 7 are the same for every task of a meta-batch.
+
+        Of several samples the query losses are joined by `mixture_loss`, and all else is averaged.
+        """
         if key is None:
             return self.meta_loss_with(task, hyper, None, None)
-        adapt_key, query_key = jax.random.split(key)
-        return self.meta_loss_with(task, hyper, self.draw_noise(task.support, hyper, adapt_key), query_key)
+
+        def with_key(key: PRNGKeyArray) -> tuple[Float[Array, ""], Info]:
+            adapt_key, query_key = jax.random.split(key)
+            return self.meta_loss_with(task, hyper, self.draw_noise(task.support, hyper, adapt_key), query_key)
+
+        if self.samples == 1:
+            return with_key(key)
+        losses, infos = jax.vmap(with_key)(jax.random.split(key, self.samples))
+        together = mixture_loss(infos["query_loss"], task.query)
+        rest = jnp.mean(losses - infos["query_loss"])
+        return together + rest, jax.tree.map(jnp.mean, infos) | {"query_loss": together}
 
     def meta_loss_with(
         self, task: Task, hyper: Hyper, noise: Noise | None, query_key: PRNGKeyArray | None
     ) -> tuple[Float[Array, ""], Info]:
         adaptation = self.adapt_with(task.support, noise)
         trace: Trace = adaptation.trace
-        loss, info = judge(adaptation.head, task.query, hyper, query_key)
+        loss, info = judge(adaptation.head, task.query, hyper, query_key, self.network)
         loss += hyper.l2 * l2(*jax.tree.leaves((self.encoder, self.relation, self.decoder)))
-        loss += hyper.orthogonality * orthogonality(self.decoder.weight)
+        loss += hyper.orthogonality * orthogonality(*self.decoder.hidden, self.decoder.weight)
         if noise is not None:  # what shapes the encoder; in evaluation there are only codes
             penalty = encoder_penalty(trace.code, trace.adapted_code)
             loss += hyper.encoder_penalty * penalty
@@ -197,6 +265,10 @@ class LEO(Learner):
             loss += hyper.kl * kl
             info |= {"kl": kl}
         return loss, info
+
+
+def flat(values: Float[Array, "example *shape"]) -> Float[Array, "example numbers"]:
+    return values.reshape(len(values), -1)
 
 
 LATENT_SCALE = 0.1

@@ -1,121 +1,143 @@
-"""MAML, first-order MAML, Meta-SGD and Reptile, on the same linear head as LEO: descent from a learned start."""
+"""MAML, first-order MAML, Meta-SGD and Reptile, on the same networks as LEO: descent from a learned start."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from metaleo.inner_loop import descend
-from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, draw_masks, drop, pay
-from metaleo.model.heads import LinearHead
-from metaleo.objective import l2, support_loss
+from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, descend_weights, draw_masks, pay
+from metaleo.model.network import Network
+from metaleo.objective import l2
 from metaleo.tasks.task import Batch, Task
 
 
-def rows_for(rows: Float[Array, "trained_way dim"], way: int) -> Float[Array, "way dim"]:
+def rows_of(network: Network, way: int) -> Float[Array, "row size"]:
+    """The network's own parameters: for each class, or once where θ is one for all.
+
+    For the linear head they are zero: softmax regression is convex, so that is as good a start as any.
+    """
+    return jnp.tile(jnp.asarray(network.start, float), (way if network.per_class else 1, 1))
+
+
+def rows_for(rows: Float[Array, "trained size"], codes: int) -> Float[Array, "code size"]:
     """A learned row per class; for another number of classes than in training, the mean row for each."""
-    return rows if len(rows) == way else jnp.broadcast_to(rows.mean(0), (way, rows.shape[1]))
+    return rows if len(rows) == codes else jnp.broadcast_to(rows.mean(0), (codes, rows.shape[1]))
 
 
-def descend_weights(
-    start: Float[Array, "way dim"],
-    step_size: Float[Array, "way dim"] | float,
+def descend_from(
+    network: Network,
+    rows: Float[Array, "trained size"],
+    step_size: Float[Array, "code size"] | float,
     num_steps: int,
     support: Batch,
     hyper: Hyper | None,
     key: PRNGKeyArray | None,
     first_order: bool = False,
-) -> tuple[Float[Array, "way dim"], Float[Array, " step"]]:
-    """θ′ = θ - α ∘ ∇L(θ), `num_steps` times (Eq. 1), with fresh dropout at every step."""
+    limit: float | None = None,
+) -> Adaptation:
+    """Descent from learned rows, with fresh dropout at every step of training."""
+    network.check(support)
     keep, masks = 1.0, None
-    if key is not None:
-        assert hyper is not None, "dropout needs hyper.keep"
+    if key is not None and hyper is not None and network.dropout:
         keep, masks = hyper.keep, draw_masks(key, hyper.keep, (num_steps, *support.inputs.shape))
+    start = rows_for(rows, network.codes(support))
+    weights, losses = descend_weights(network, start, step_size, num_steps, support, masks, keep, first_order, limit)
+    return Adaptation(network.head(weights), Descent(start, weights, losses))
 
-    def loss(weights, mask):
-        return support_loss(jax.vmap(LinearHead(weights))(drop(support.inputs, mask, keep)), support)
 
-    return descend(loss, start, step_size, num_steps, masks, first_order)
+class Descent(eqx.Module):
+    """The path of one adaptation: where it starts and ends, and the support loss before each step."""
+
+    start: Float[Array, "code size"]
+    end: Float[Array, "code size"]
+    support_losses: Float[Array, " step"]
 
 
 class MAML(Learner):
     """A learned start, one fixed step size (Finn et al. 2017). `first_order` ignores second derivatives."""
 
-    start: Float[Array, "way dim"]
+    start: Float[Array, "row size"]
+    network: Network = eqx.field(static=True)
     step_size: float = eqx.field(static=True)
     num_steps: int = eqx.field(static=True)
     first_order: bool = eqx.field(static=True)
+    limit: float | None = eqx.field(static=True, default=None)
 
     @classmethod
     def init(
         cls,
-        key: PRNGKeyArray,
-        dim: int,
+        network: Network,
         *,
         way: int = 5,
         step_size: float = 10.0,
         num_steps: int = 5,
         first_order: bool = False,
+        limit: float | None = None,
     ) -> "MAML":
-        del key  # softmax regression is convex: zero is as good a start as any, and treats classes alike
-        return cls(jnp.zeros((way, dim)), step_size, num_steps, first_order)
+        return cls(rows_of(network, way), network, step_size, num_steps, first_order, limit)
 
     def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
-        start = rows_for(self.start, support.way)
-        weights, losses = descend_weights(start, self.step_size, self.num_steps, support, hyper, key, self.first_order)
-        return Adaptation(LinearHead(weights), losses)
+        steps = (self.step_size, self.num_steps)
+        return descend_from(self.network, self.start, *steps, support, hyper, key, self.first_order, self.limit)
 
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        return pay(self, [self.start], task, hyper, key)
+        return pay(self, [self.start], task, hyper, key, self.network)
 
 
 class MetaSGD(Learner):
     """A learned start and a learned step size for every weight (Li et al. 2017)."""
 
-    start: Float[Array, "way dim"]
-    step_size: Float[Array, "way dim"]
+    start: Float[Array, "row size"]
+    step_size: Float[Array, "row size"]
+    network: Network = eqx.field(static=True)
     num_steps: int = eqx.field(static=True)
+    limit: float | None = eqx.field(static=True, default=None)
 
     @classmethod
     def init(
         cls,
-        key: PRNGKeyArray,
-        dim: int,
+        network: Network,
         *,
         way: int = 5,
         step_size: float | Float[Array, ""] = 10.0,
         num_steps: int = 5,
+        limit: float | None = None,
     ) -> "MetaSGD":
-        del key
-        return cls(jnp.zeros((way, dim)), jnp.full((way, dim), step_size), num_steps)
+        start = rows_of(network, way)
+        return cls(start, jnp.full(start.shape, step_size), network, num_steps, limit)
 
     def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
-        start, step_size = rows_for(self.start, support.way), rows_for(self.step_size, support.way)
-        weights, losses = descend_weights(start, step_size, self.num_steps, support, hyper, key)
-        return Adaptation(LinearHead(weights), losses)
+        step_size = rows_for(self.step_size, self.network.codes(support))
+        return descend_from(self.network, self.start, step_size, self.num_steps, support, hyper, key, limit=self.limit)
 
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        return pay(self, [self.start], task, hyper, key)
+        return pay(self, [self.start], task, hyper, key, self.network)
 
 
 class Reptile(Learner):
     """A learned start that follows where descent leads, one fixed step size (Nichol et al. 2018)."""
 
-    start: Float[Array, "way dim"]
+    start: Float[Array, "row size"]
+    network: Network = eqx.field(static=True)
     step_size: float = eqx.field(static=True)
     num_steps: int = eqx.field(static=True)
+    limit: float | None = eqx.field(static=True, default=None)
 
     @classmethod
     def init(
-        cls, key: PRNGKeyArray, dim: int, *, way: int = 5, step_size: float = 10.0, num_steps: int = 5
+        cls,
+        network: Network,
+        *,
+        way: int = 5,
+        step_size: float = 10.0,
+        num_steps: int = 5,
+        limit: float | None = None,
     ) -> "Reptile":
-        del key
-        return cls(jnp.zeros((way, dim)), step_size, num_steps)
+        return cls(rows_of(network, way), network, step_size, num_steps, limit)
 
     def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
-        start = rows_for(self.start, support.way)
-        weights, losses = descend_weights(start, self.step_size, self.num_steps, support, hyper, key)
-        return Adaptation(LinearHead(weights), losses)
+        steps = self.step_size, self.num_steps
+        return descend_from(self.network, self.start, *steps, support, hyper, key, limit=self.limit)
 
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
         """½|θ - stopgrad(θ′)|², whose gradient θ - θ′ is Reptile's direction; θ′ fits support and query alike.
@@ -123,8 +145,7 @@ class Reptile(Learner):
         The diagnostics are those of adapting to the support set alone, as for every learner.
         """
         pull_key, report_key = (None, None) if key is None else jax.random.split(key)
-        _, info = pay(self, [self.start], task, hyper, report_key)
-        start = rows_for(self.start, task.support.way)
+        _, info = pay(self, [self.start], task, hyper, report_key, self.network)
         examples = jax.tree.map(lambda *both: jnp.concatenate(both), task.support, task.query)
-        end, _ = descend_weights(start, self.step_size, self.num_steps, examples, hyper, pull_key)
-        return l2(start - jax.lax.stop_gradient(end)) + hyper.l2 * l2(self.start), info
+        descent: Descent = self.adapt(examples, hyper, pull_key).trace
+        return l2(descent.start - jax.lax.stop_gradient(descent.end)) + hyper.l2 * l2(self.start), info

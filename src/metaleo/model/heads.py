@@ -1,4 +1,4 @@
-"""f_θ: what a learner hands back, a classifier for the task at hand."""
+"""What a learner hands back: a classifier, or another function, for the task at hand."""
 
 import abc
 
@@ -12,10 +12,10 @@ from metaleo.model.embedding import Embedding
 
 
 class Head(eqx.Module):
-    """A classifier, called on ONE input; returns logits."""
+    """What a task's solution is called on: ONE input. A classifier returns logits."""
 
     @abc.abstractmethod
-    def __call__(self, x: Float[Array, " dim"]) -> Float[Array, " way"]: ...
+    def __call__(self, x: Float[Array, "*input"]) -> Float[Array, "*output"]: ...
 
 
 class LinearHead(Head):

@@ -21,15 +21,20 @@ class RelationNet(eqx.Module):
         pair = 2 * code  # also the width of the hidden layers, and of the output: mean and scale of a code
         return cls(*(glorot_uniform()(layer_key, (pair, pair)) for layer_key in jax.random.split(key, 3)))
 
-    def __call__(self, hidden_codes: Float[Array, "example code"], support: Batch) -> Float[Array, "way out"]:
+    def __call__(
+        self, hidden_codes: Float[Array, "example code"], support: Batch, per_class: bool = True
+    ) -> Float[Array, "codes out"]:
         """(1/NK²) Σ_k Σ_m Σ_k′ g([h_nk, h_mk′]) for each class n: the mean over pairs whose first element is in n.
+
+        Not `per_class`, there is one code for the task, from the mean over all pairs.
 
         Two rearrangements save most of the work and change no number: the first layer acts on the two halves of
         a pair separately, and the mean over pairs is taken before the last layer, which is linear.
         """
-        present = support.mask.astype(hidden_codes.dtype)
         left, right = hidden_codes @ self.first.reshape(2, hidden_codes.shape[1], -1)
         pairs = jax.nn.relu(left[:, None] + right[None, :])  # (example, example, hidden)
         pairs = jax.nn.relu(pairs @ self.middle)
-        weights = support.class_weights()[:, :, None] * (present / present.sum())[None, None, :]
+        everyone = support.weights()
+        firsts = support.class_weights() if per_class else everyone[None, :]
+        weights = firsts[:, :, None] * everyone[None, None, :]
         return jnp.einsum("nab,abh->nh", weights, pairs) @ self.last

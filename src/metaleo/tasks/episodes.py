@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 from metaleo.data.metaset import MetaSet
 from metaleo.data.rows import Rows, place
 from metaleo.errors import BadInput
-from metaleo.tasks.task import Batch, Task
+from metaleo.tasks.task import Batch, Task, Tasks
 
 
 class Picks(eqx.Module):
@@ -20,7 +20,7 @@ class Picks(eqx.Module):
     present: Bool[Array, "way query"]
 
 
-class Episodes(eqx.Module):
+class Episodes(Tasks):
     """The tasks p(T) over some classes: `sample(key)` is one of them.
 
     `query` images per class are drawn; None means all the rest, as the paper validates and tests.

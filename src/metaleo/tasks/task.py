@@ -1,25 +1,33 @@
 """What a learner is given: a support set to adapt to, and a query set to be judged on."""
 
+import abc
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 
 class Batch(eqx.Module):
     """Examples with their targets. Rows where `mask` is false are padding: they change nothing.
 
-    For classification `targets` holds one-hot rows, so the number of ways is part of the shape.
+    For classification `targets` holds one-hot rows, so the number of ways is part of the shape; for regression, what
+    is to be predicted.
     """
 
-    inputs: Float[Array, "example dim"]
-    targets: Float[Array, "example way"]
+    inputs: Float[Array, "example *input"]
+    targets: Float[Array, "example *target"]
     mask: Bool[Array, " example"]
 
     @property
     def way(self) -> int:
         return self.targets.shape[1]
+
+    def weights(self) -> Float[Array, " example"]:
+        """What to multiply with, to average over the examples that are no padding."""
+        present = self.mask.astype(self.inputs.dtype)
+        return present / present.sum()
 
     def class_weights(self) -> Float[Array, "way example"]:
         """What to multiply with, to average over each class's examples: 1 / (their number), and 0 elsewhere."""
@@ -32,6 +40,27 @@ class Task(eqx.Module):
 
     support: Batch
     query: Batch
+
+
+class Tasks(eqx.Module):
+    """A distribution p(T) over problems: `sample(key)` is one of them, always the same for the same key.
+
+    Where drawing a task takes many tiny steps, `pick` does those for many tasks beforehand and `fetch` the rest.
+    """
+
+    @abc.abstractmethod
+    def sample(self, key: PRNGKeyArray) -> Task: ...
+
+    def pick(self, key: PRNGKeyArray) -> PyTree:
+        return key
+
+    def fetch(self, picks: PyTree) -> Task:
+        return self.sample(picks)
+
+    @property
+    def numbers(self) -> int:
+        """About how many numbers a task holds: how many tasks are taken at once depends on it."""
+        return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(self.sample, jax.random.key(0))))
 
 
 def labelled(

@@ -1,0 +1,238 @@
+"""f_θ: any network, as a function of one vector of parameters, and the loss that it is judged by (Section 2.3.5)."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from metaleo.errors import BadInput
+from metaleo.model.heads import Head, LinearHead
+from metaleo.objective import cross_entropy, query_loss
+from metaleo.tasks.task import Batch
+
+Loss = Callable[[Float[Array, "..."], Float[Array, "..."]], Float[Array, ""]]
+"""Of one prediction and its target. For several samples per task it has to be a negative log-likelihood."""
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Network:
+    """What is generated: `apply(θ, x)` predicts from one input. Two of them are the same only if they are one object.
+
+    Without a shape of `targets` the task is one of classes, each with its own θ: f_θ gives the logit of its class.
+    """
+
+    apply: Callable[[Float[Array, " size"], Float[Array, "..."]], Float[Array, "..."]]
+    start: np.ndarray
+    """θ as the network was handed over; its length is dim(θ)."""
+    inputs: Shape
+    targets: Shape | None = None
+    loss: Loss = cross_entropy
+    dropout: bool = False
+    """Inputs are features, of which dropout may take some."""
+
+    @classmethod
+    def of(cls, model: Any, loss: Loss, inputs: Shape, targets: Shape | None, dropout: bool = False) -> "Network":
+        """Any Equinox module that maps one input of this shape to a prediction; all its arrays are generated."""
+        if not callable(model):
+            raise BadInput(f"the model has to be callable on one input, which {type(model).__name__} is not")
+        arrays, rest = eqx.partition(model, eqx.is_array)
+        return cls.over(arrays, lambda tree, x: eqx.combine(tree, rest)(x), loss, inputs, targets, dropout)
+
+    @classmethod
+    def over(
+        cls,
+        parameters: PyTree,
+        apply: Callable[[PyTree, Float[Array, "..."]], Float[Array, "..."]],
+        loss: Loss,
+        inputs: Shape,
+        targets: Shape | None,
+        dropout: bool = False,
+    ) -> "Network":
+        """Any function `apply(parameters, x)` over a tree of arrays."""
+        for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                name = jax.tree_util.keystr(path, simple=True, separator=".") or "the model"
+                raise BadInput(f"{name} holds {jnp.result_type(leaf)} numbers; only floats can be generated")
+        leaves, structure = jax.tree.flatten(parameters)
+        shapes, ends = [jnp.shape(leaf) for leaf in leaves], np.cumsum([jnp.size(leaf) for leaf in leaves])
+        if not leaves or not ends[-1]:
+            raise BadInput("the model has no parameters to generate")
+
+        def apply_vector(vector: Float[Array, " size"], x: Float[Array, "..."]) -> Float[Array, "..."]:
+            parts = jnp.split(vector, ends[:-1])
+            tree = jax.tree.unflatten(
+                structure, [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+            )
+            return apply(tree, x)
+
+        start = np.concatenate([np.ravel(leaf).astype(np.float32) for leaf in leaves])
+        network = cls(apply_vector, start, inputs, targets, loss, dropout)
+        network.check_shapes()
+        return network
+
+    @property
+    def size(self) -> int:
+        """dim(θ)."""
+        return len(self.start)
+
+    @property
+    def per_class(self) -> bool:
+        return self.targets is None
+
+    @property
+    def classifies(self) -> bool:
+        return self.loss is cross_entropy
+
+    @property
+    def linear(self) -> bool:
+        """The softmax classifier of the paper's Section 2.3.3, for which there are shorter ways to the same numbers."""
+        return self.apply is dot
+
+    @property
+    def evidence(self) -> int:
+        """How many numbers an encoder is shown of each example: its input, and its target where θ is one for all."""
+        return math.prod(self.inputs) + (0 if self.targets is None else math.prod(self.targets))
+
+    def codes(self, support: Batch) -> int:
+        """Codes of a task: one per class, or one."""
+        return support.way if self.per_class else 1
+
+    def head(self, parameters: Float[Array, "code size"]) -> Head:
+        return LinearHead(parameters) if self.linear else GeneratedHead(parameters, self)
+
+    def support_loss(self, predictions: Float[Array, "example ..."], support: Batch) -> Float[Array, ""]:
+        """The inner loss (Eq. 5): the sum over the support set, divided by the examples that each code stands for."""
+        return self.codes(support) * query_loss(predictions, support, self.loss)
+
+    def check(self, batch: Batch) -> None:
+        """Refuse examples that the network was not made for."""
+        shapes = {"inputs": (batch.inputs.shape[1:], self.inputs)}
+        if self.targets is not None:
+            shapes["targets"] = (batch.targets.shape[1:], self.targets)
+        for name, (found, wanted) in shapes.items():
+            if found != wanted:
+                raise BadInput(f"{name} of shape {show(found)} per example; the network was made for {show(wanted)}")
+
+    def check_shapes(self) -> None:
+        """Try it on one example, in shapes only."""
+        x = jax.ShapeDtypeStruct(self.inputs, jnp.float32)
+        theta = jax.ShapeDtypeStruct((self.size,), jnp.float32)
+        try:
+            prediction = jax.eval_shape(self.apply, theta, x)
+        except (TypeError, ValueError) as error:
+            raise BadInput(
+                f"the model does not take one input of shape {show(self.inputs)}: {first_line(error)}"
+            ) from error
+        if not isinstance(prediction, jax.ShapeDtypeStruct):
+            raise BadInput(f"the model has to return one array, not {type(prediction).__name__}")
+        if self.targets is None:
+            if prediction.shape != ():
+                raise BadInput(f"a network per class returns one number, not shape {show(prediction.shape)}")
+            return
+        try:
+            loss = jax.eval_shape(self.loss, prediction, jax.ShapeDtypeStruct(self.targets, jnp.float32))
+        except (TypeError, ValueError) as error:
+            shapes = f"a prediction of shape {show(prediction.shape)} and a target of shape {show(self.targets)}"
+            raise BadInput(f"the loss does not take {shapes}: {first_line(error)}") from error
+        if getattr(loss, "shape", None) != ():
+            found = f"shape {show(loss.shape)}" if hasattr(loss, "shape") else type(loss).__name__
+            raise BadInput(f"the loss has to return one number for one example, not {found}")
+
+
+class GeneratedHead(Head):
+    """The networks of a task: one per class, whose numbers are the logits, or one."""
+
+    parameters: Float[Array, "code size"]
+    network: Network = eqx.field(static=True)
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        predictions = jax.vmap(self.network.apply, (0, None))(self.parameters, x)
+        return predictions if self.network.per_class else predictions[0]
+
+
+def show(shape: Shape) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+# Networks that come with a name
+
+
+def dot(weights: Float[Array, " dim"], x: Float[Array, " dim"]) -> Float[Array, ""]:
+    return weights @ x
+
+
+@functools.cache
+def linear(dim: int) -> Network:
+    """The paper's classifier: a row of weights per class."""
+    return Network(dot, np.zeros(dim, np.float32), (dim,), dropout=True)
+
+
+@functools.cache
+def gaussian_nll(noise: float) -> Loss:
+    """-log N(y; f(x), noise²), summed over the numbers of a target."""
+
+    def loss(prediction: Float[Array, " target"], target: Float[Array, " target"]) -> Float[Array, ""]:
+        errors = (prediction - target) / noise
+        return jnp.sum(errors**2 / 2 + math.log(noise * math.sqrt(2 * math.pi)))
+
+    return loss
+
+
+class Recurrent(eqx.Module):
+    """A GRU over a row read as a sequence, a few numbers at a time, and a linear layer on its last state."""
+
+    cell: eqx.nn.GRUCell
+    out: eqx.nn.Linear
+    channels: int = eqx.field(static=True)
+
+    def __call__(self, row: Float[Array, " dim"]) -> Float[Array, "..."]:
+        def read(state, values):
+            return self.cell(values, state), None
+
+        state, _ = jax.lax.scan(read, jnp.zeros(self.cell.hidden_size, row.dtype), row.reshape(-1, self.channels))
+        return self.out(state)
+
+
+@functools.cache
+def named(
+    name: str, dim: int, *, hidden: int, layers: int, channels: int, targets: int | None, noise: float | None
+) -> Network:
+    """The networks that a run can name. `noise` is the standard deviation of real targets, absent for classes."""
+    with jax.ensure_compile_time_eval():  # a run may ask for it inside a compiled function
+        return make(name, dim, hidden, layers, channels, targets, noise)
+
+
+def make(
+    name: str, dim: int, hidden: int, layers: int, channels: int, targets: int | None, noise: float | None
+) -> Network:
+    loss = cross_entropy if noise is None else gaussian_nll(noise)
+    shape, outputs = (None, "scalar") if targets is None else ((targets,), targets)
+    key = jax.random.key(0)
+    match name:
+        case "linear" if targets is None:
+            return linear(dim)
+        case "linear":
+            return Network.of(eqx.nn.Linear(dim, outputs, use_bias=False, key=key), loss, (dim,), shape, noise is None)
+        case "mlp":
+            return Network.of(eqx.nn.MLP(dim, outputs, hidden, layers - 1, key=key), loss, (dim,), shape, noise is None)
+        case "gru":
+            if dim % channels:
+                raise BadInput(f"rows of {dim} numbers are no sequences of {channels} numbers at a time")
+            cell_key, out_key = jax.random.split(key)
+            cell = eqx.nn.GRUCell(channels, hidden, key=cell_key)
+            return Network.of(
+                Recurrent(cell, eqx.nn.Linear(hidden, outputs, key=out_key), channels), loss, (dim,), shape
+            )
+    raise BadInput(f"unknown network {name!r}; known are linear, mlp, gru")
