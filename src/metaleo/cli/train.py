@@ -31,7 +31,7 @@ class Train:
     """
 
     data: Text = None
-    """Feature file (.npz, .safetensors), folder of the authors' pickles, or data in this package: `sample`, `strokes`."""
+    """Feature file (.npz, .safetensors), folder of the authors' pickles, or in this package: `sample`, `strokes`."""
     problem: Text = None
     """Tasks that need no data instead: sines-and-lines, 5-shot regression."""
     learner: Text = None

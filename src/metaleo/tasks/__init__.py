@@ -3,3 +3,4 @@
 from metaleo.tasks.episodes import Episodes as Episodes
 from metaleo.tasks.task import Batch as Batch
 from metaleo.tasks.task import Task as Task
+from metaleo.tasks.task import Tasks as Tasks
