@@ -1,5 +1,6 @@
 """The command line as a user meets it: results, and one clear line for every mistake."""
 
+import functools
 import json
 import os
 import pickle
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from metaleo import data
+from metaleo import data, functions
 from metaleo.cli import main
 from metaleo.cli.train import Train
 from metaleo.config import PRESETS
@@ -107,9 +108,10 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_functions_from_training_to_figure(here, capsys, monkeypatch):
-    monkeypatch.setattr("metaleo.predictive.AMBIGUOUS_TASKS", 2)
-    monkeypatch.setattr("metaleo.predictive.CALIBRATION_TASKS", 4)
+    for name, tasks in (("examine_ambiguous", 2), ("calibrate_scale", 4)):
+        monkeypatch.setattr(functions, name, functools.partial(getattr(functions, name), num_tasks=tasks))
     main(["train", *FUNCTIONS, "--width", "4", "--out", "leo", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert result["config"]["data"] == "sines-and-lines"
@@ -146,6 +148,9 @@ def test_bad_input_around_functions(here, capsys):
     assert "give one of them" in fails(capsys, "train", *FUNCTIONS, "--data", "features.npz")
     assert "ridge has no network to choose" in fails(capsys, "train", *FUNCTIONS, "--learner", "ridge")
     assert "--shot must be at least 1" in fails(capsys, "train", *FUNCTIONS, "--shot", "0")
+    assert "preset is for tasks of classes" in fails(capsys, "train", *FUNCTIONS, "--preset", "paper-mini-1shot")
+    functions_for_classes = ("train", "--data", "features.npz", "--preset", "sines-and-lines")
+    assert "preset is for tasks of functions" in fails(capsys, *functions_for_classes)
     assert "--way means nothing to sines-and-lines" in fails(capsys, "evaluate", "sines-and-lines", "--way", "3")
     assert "--samples must be at least 2" in fails(capsys, "evaluate", "sines-and-lines", "--samples", "1")
     assert "ends in .png" in fails(capsys, "plot-functions", "sines-and-lines", "--out", "figure.pdf")
@@ -157,7 +162,14 @@ def test_bad_input_around_functions(here, capsys):
     assert "different problems" in fails(capsys, "evaluate", "run", "sines-and-lines")
 
 
-@pytest.mark.parametrize("network", [("mlp", "--layers", "2"), ("gru", "--channels", "4"), ("mlp", "--codes", "task")])
+@pytest.mark.parametrize(
+    "network",
+    [
+        ("mlp", "--codes", "task"),
+        pytest.param(("mlp", "--layers", "2"), marks=pytest.mark.slow),
+        pytest.param(("gru", "--channels", "4"), marks=pytest.mark.slow),
+    ],
+)
 def test_other_networks_train_and_are_tested(here, capsys, network):
     flags = ("--network", *network, "--hidden", "3", "--from-start", "True", "--limit", "10")
     main(["train", "--data", "features.npz", *SMALL, *flags, "--out", "run"])

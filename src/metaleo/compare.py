@@ -96,7 +96,7 @@ class Plan:
             structure = Structure(learner=learner, dim=dim, way=self.way)
             return TrainConfig(self.data, way=self.way, shot=shot, steps=0, seed=self.seed, structure=structure)
         every = max(1, min(TrainConfig.validate_every, self.steps // VALIDATIONS))
-        flags = Train(self.data, learner, way=self.way, shot=shot, steps=self.steps, seed=self.seed,
+        flags = Train(data=self.data, learner=learner, way=self.way, shot=shot, steps=self.steps, seed=self.seed,
                       validate_every=every)  # fmt: skip
         return flags.resolve(dim)
 

@@ -1,5 +1,6 @@
 """Sines and lines, for people: models beside references in one table, and the paper's Figure 3."""
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def print_functions(title: str, results: dict[str, dict[str, Any]]) -> None:
             f"{100 * row['both_families']:.0f} %" if spread else "–",
         )
     say.print(table)
+    for run in sorted({name.rpartition("seed ")[0] for name in results if "seed " in name}):
+        errors = [row["mse"] for name, row in results.items() if name.startswith(f"{run}seed ")]
+        if len(errors) > 1:
+            mean, deviation = statistics.mean(errors), statistics.stdev(errors)
+            say.print(f"{run}MSE over {len(errors)} seeds: {mean:.3f} ± {deviation:.3f} (mean ± standard deviation)")
 
 
 def write_function_scores(path: Path, scores: dict[str, FunctionScore]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from metaleo.config import LEARNERS
+from metaleo.data.store import EMBEDDED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Compare:
     def run(self) -> None:
         from metaleo.compare import Plan, compare
 
-        source = self.data if self.data == "sample" else str(Path(self.data).resolve())
+        source = self.data if self.data in EMBEDDED else str(Path(self.data).resolve())
         plan = Plan(source, self.shot, self.learners, self.way, self.steps, self.tasks, self.seed)
         results = compare(plan, self.out, self.overwrite)
         if self.json:

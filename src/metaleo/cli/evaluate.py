@@ -14,6 +14,9 @@ from metaleo.errors import BadInput
 if TYPE_CHECKING:
     from metaleo.checkpoint import Model
 
+UNSPEAKABLE = (float("inf"), -float("inf"))
+"""Numbers that JSON does not know, besides NaN."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
@@ -75,11 +78,11 @@ class Evaluate:
 
     def names(self, models: "dict[Path, Model]") -> list[str]:
         """What tells the models apart: their seeds, and where there are several runs their folders."""
-        alone = len(self.runs_or_models) == 1
-        return [
-            ("" if alone else f"{path.parent.name or path.name} ") + f"seed {model.header['seed']}"
-            for path, model in models.items()
-        ]
+        seeds = [f"seed {model.header['seed']}" for model in models.values()]
+        if len(self.runs_or_models) == 1:
+            return seeds
+        names = [f"{path.parent.name or path.stem} {seed}" for path, seed in zip(models, seeds, strict=True)]
+        return names if len(set(names)) == len(names) else [str(path) for path in models]
 
     def test_classes(self, models: "dict[Path, Model]", trained: TrainConfig) -> None:
         from metaleo import data
@@ -131,5 +134,9 @@ class Evaluate:
         if self.json:
             settings = {"problem": trained.data, "shot": shot, "seed": self.seed, "samples": self.samples}
             places = {name: str(path) for name, path in zip(named, models, strict=True)}
-            rows = [{"name": name, "model": places.get(name), **result} for name, result in results.items()]
+            rows = [
+                {"name": name, "model": places.get(name)}
+                | {field: None if value in UNSPEAKABLE or value != value else value for field, value in result.items()}
+                for name, result in results.items()
+            ]
             print(json.dumps({**settings, "models": rows}, indent=2))

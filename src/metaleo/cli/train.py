@@ -131,6 +131,9 @@ class Train:
             raise BadInput(f"{learner} has nothing to learn; `metaleo compare --learners {learner}` tests it")
         preset = find_preset(self.preset, learner, self.shot, self.problem)
         structure = preset.structure
+        if (structure.noise is None) != (self.problem is None):
+            fits = "classes" if structure.noise is None else "functions"
+            raise BadInput(f"the preset is for tasks of {fits}; leave --preset out for the one that fits")
         if structure.learner != learner and self.problem is None and structure.network == "linear":
             structure = find_preset(None, learner, self.shot).structure
         flags = given(self, TrainConfig)

@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray
 
 from metaleo.errors import BadInput
 from metaleo.tasks.task import Batch, Task, Tasks
@@ -148,23 +148,29 @@ def looks_like_a_sine(x: Float[Array, " point"], y: Float[Array, " point"]) -> B
     return rms[0] < rms[1]
 
 
-def find_ambiguous(tasks: SinesAndLines, key: PRNGKeyArray, count: int, attempts: int = 200_000) -> list[PRNGKeyArray]:
-    """Keys of the first `count` ambiguous tasks of the stream."""
-    chunk, found = 10_000, []
+@jax.jit
+def may_be_ambiguous(tasks: SinesAndLines, keys: Key[Array, " task"]) -> Bool[Array, " task"]:
+    """A hundredth of the work of a posterior, and misses none."""
 
-    @jax.jit
-    def may_be(key: PRNGKeyArray) -> Bool[Array, ""]:  # a hundredth of the work, and misses none
+    def one(key: PRNGKeyArray) -> Bool[Array, ""]:
         support = tasks.sample(key).support
         return (fit(support.inputs[:, 0], support.targets[:, 0])[1] <= NOISE).all()
 
-    @jax.jit
-    def is_one(key: PRNGKeyArray) -> Bool[Array, ""]:
-        return is_ambiguous(posterior(tasks.sample(key).support))
+    return jax.vmap(one)(keys)
 
+
+@jax.jit
+def task_is_ambiguous(tasks: SinesAndLines, key: PRNGKeyArray) -> Bool[Array, ""]:
+    return is_ambiguous(posterior(tasks.sample(key).support))
+
+
+def find_ambiguous(tasks: SinesAndLines, key: PRNGKeyArray, count: int, attempts: int = 200_000) -> list[PRNGKeyArray]:
+    """Keys of the first `count` ambiguous tasks of the stream."""
+    chunk, found = 10_000, []
     for first in range(0, attempts, chunk):
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(first, first + chunk))
-        likely = np.asarray(jax.vmap(may_be)(keys))[: attempts - first]
-        found += [keys[i] for i in np.flatnonzero(likely) if is_one(keys[i])]
+        likely = np.asarray(may_be_ambiguous(tasks, keys))[: attempts - first]
+        found += [keys[i] for i in np.flatnonzero(likely) if task_is_ambiguous(tasks, keys[i])]
         if len(found) >= count:
             return found[:count]
     raise BadInput(f"only {len(found)} of {attempts:,} tasks are ambiguous; {count} are wanted")
