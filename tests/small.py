@@ -96,6 +96,25 @@ def close(a, b, tolerance=1e-5):
     return True
 
 
+def check_meta_gradient(learner, task, hyper, key, rtol=1e-5, atol=1e-8):
+    """Every leaf's gradient, along a random direction, against a finite difference; in double precision."""
+    random = np.random.default_rng(1)
+    leaves, structure = jax.tree.flatten(learner)
+
+    @jax.jit
+    def loss(leaves):
+        return jax.tree.unflatten(structure, leaves).meta_loss(task, hyper, key)[0]
+
+    gradients = jax.jit(jax.grad(loss))(leaves)
+    for index, leaf in enumerate(leaves):
+        direction = random.normal(size=leaf.shape)
+        ahead, behind = (
+            loss([*leaves[:index], leaf + shift * direction, *leaves[index + 1 :]]) for shift in (1e-6, -1e-6)
+        )
+        slope = float(jnp.sum(gradients[index] * direction))
+        np.testing.assert_allclose(slope, (ahead - behind) / 2e-6, rtol=rtol, atol=atol)
+
+
 def kill_until_done(command: list[str], length: float, most: int = 5) -> int:
     """Start a command again and again, killing it at random moments of the seconds that it needs; how many kills."""
     random, kills = np.random.default_rng(0), 0

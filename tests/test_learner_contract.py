@@ -15,6 +15,7 @@ from small import (
     HYPER,
     LEARNERS,
     adapt,
+    check_meta_gradient,
     close,
     logits,
     make_batch,
@@ -113,21 +114,7 @@ def test_meta_gradient_against_finite_differences(name, training, float64):
         pytest.skip("not the gradient of its loss, on purpose; see tests/learners/test_maml.py")
     task, key = make_task(), jax.random.key(3) if training else None
     hyper = dataclasses.replace(HYPER, encoder_penalty=0.0)  # no finite difference can see its stop-gradient
-    random = np.random.default_rng(1)
-    leaves, structure = jax.tree.flatten(shake(make_learner(name), 0.1))
-
-    @jax.jit
-    def loss(leaves):
-        return jax.tree.unflatten(structure, leaves).meta_loss(task, hyper, key)[0]
-
-    gradients = jax.grad(loss)(leaves)
-    for index, leaf in enumerate(leaves):
-        direction = random.normal(size=leaf.shape)
-        ahead, behind = (
-            loss([*leaves[:index], leaf + shift * direction, *leaves[index + 1 :]]) for shift in (1e-6, -1e-6)
-        )
-        slope = float(jnp.sum(gradients[index] * direction))
-        np.testing.assert_allclose(slope, (ahead - behind) / 2e-6, rtol=1e-5, atol=1e-8)
+    check_meta_gradient(shake(make_learner(name), 0.1), task, hyper, key)
 
 
 @every_learner

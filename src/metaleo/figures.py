@@ -54,6 +54,11 @@ def plot_curves(
     axes.set(xlabel="meta-steps", ylabel=unit, title=title)
     if loss:  # it falls from thousands
         axes.set_yscale("symlog", linthresh=1)
+        low, high = axes.get_ylim()
+        ticks = [0, *(digit * 10**power for power in range(9) for digit in (1, 2, 3, 5))]
+        axes.set_yticks([tick for tick in ticks if low <= tick <= high], minor=False)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set_ylim(low, high)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if crowded:

@@ -164,21 +164,7 @@ def test_meta_gradient_against_finite_differences(kind, training, float64):
     """Through encoder, relation net, latent steps, deep decoder, any network, fine-tuning and the mixture."""
     task, key = as_doubles(task_of(kind)), KEY if training else None
     hyper = dataclasses.replace(HYPER, encoder_penalty=0.0)  # no finite difference can see its stop-gradient
-    random = np.random.default_rng(1)
-    leaves, structure = jax.tree.flatten(shake(make(kind), 0.05))
-
-    @jax.jit
-    def loss(leaves):
-        return jax.tree.unflatten(structure, leaves).meta_loss(task, hyper, key)[0]
-
-    gradients = jax.jit(jax.grad(loss))(leaves)
-    for index, leaf in enumerate(leaves):
-        direction = random.normal(size=leaf.shape)
-        ahead, behind = (
-            loss([*leaves[:index], leaf + shift * direction, *leaves[index + 1 :]]) for shift in (1e-6, -1e-6)
-        )
-        slope = float(jnp.sum(gradients[index] * direction))
-        np.testing.assert_allclose(slope, (ahead - behind) / 2e-6, rtol=2e-5, atol=1e-7)
+    check_meta_gradient(shake(make(kind), 0.05), task, hyper, key, rtol=2e-5, atol=1e-7)
 
 
 @every_kind
