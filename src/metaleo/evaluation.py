@@ -19,7 +19,7 @@ from metaleo.files import replacing
 from metaleo.learners.learner import Hyper, Learner
 from metaleo.objective import accuracy, query_loss
 from metaleo.tasks.episodes import Episodes
-from metaleo.tasks.task import Batch, Task, Tasks
+from metaleo.tasks.task import Batch, Task, Tasks, key_apart
 
 BINS = 15
 """Bins of confidence for the calibration error."""
@@ -88,7 +88,7 @@ def map_tasks(
 
     def apply(index: Int[Array, ""]) -> PyTree:
         own = jax.random.fold_in(key, index)
-        return function(tasks.sample(own), jax.random.fold_in(own, 1))
+        return function(tasks.sample(own), key_apart(own))
 
     return jax.lax.map(apply, indices, batch_size=min(tasks_at_once(tasks), len(indices)))
 

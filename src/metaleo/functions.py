@@ -25,7 +25,7 @@ from metaleo.predictive import (
     summarise_functions,
 )
 from metaleo.tasks.functions import DOMAIN, Curve, SinesAndLines, find_ambiguous
-from metaleo.tasks.task import Batch
+from metaleo.tasks.task import Batch, key_apart
 
 REFERENCES: dict[str, Predictor] = {"oracle": Oracle(), "exact posterior": Bayes()}
 """Least squares by somebody who is told the family, and the mean of all functions by their probability."""
@@ -126,7 +126,7 @@ def choose_tasks(model: Model, shot: int, seed: int, panels: int, samples: int) 
     shown = []
     for key in (*ordinary, *ambiguous):
         curve, task = tasks.draw(key)
-        functions = predictor.predict(curve, task.support, jax.random.fold_in(key, 1), jnp.asarray(x, jnp.float32))
+        functions = predictor.predict(curve, task.support, key_apart(key), jnp.asarray(x, jnp.float32))
         family = "a sine" if curve.is_sine else "a line"
         title = f"ambiguous ({family})" if len(shown) >= len(ordinary) else family
         shown.append(Shown(title, curve, task.support, np.asarray(functions), x))

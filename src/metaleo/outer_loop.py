@@ -166,8 +166,8 @@ def meta_train(
     hyper: Hyper,
     key: PRNGKeyArray,
     training: Tasks,
-    validation: Tasks,
-    optimiser: optax.GradientTransformation,
+    validation: Tasks | None = None,
+    optimiser: optax.GradientTransformation | None = None,
     *,
     steps: int,
     meta_batch: int = 12,
@@ -176,7 +176,12 @@ def meta_train(
     patience: int = 2**31 - 1,
     decay: bool = False,
 ) -> tuple[RunState, Float[Array, " validations"]]:
-    """A whole run, one pure function of (hyper, key): the final state and the merits at its validations."""
+    """A whole run, one pure function of (hyper, key): the final state and the merits at its validations.
+
+    Without validation tasks of their own, others of the training tasks are taken: enough where those never end.
+    """
+    validation = training if validation is None else validation
+    optimiser = make_optimiser() if optimiser is None else optimiser
     init_key, step_key, validation_key = split_run_key(key)
 
     def leg(state, _):

@@ -29,7 +29,7 @@ from metaleo.tasks.functions import (
     looks_like_a_sine,
     posterior,
 )
-from metaleo.tasks.task import Batch, Task
+from metaleo.tasks.task import Batch, Task, key_apart
 
 LEVEL = 0.9
 """Of the predictive intervals."""
@@ -194,7 +194,7 @@ def over_tasks(
 
     def one(index: Int[Array, ""]) -> PyTree:
         own = jax.random.fold_in(key, index)
-        return function(*tasks.draw(own), jax.random.fold_in(own, 1))
+        return function(*tasks.draw(own), key_apart(own))
 
     return jax.lax.map(one, indices, batch_size=min(AT_ONCE, len(indices)))
 
@@ -298,7 +298,7 @@ def examine_ambiguous(predictor: Predictor, shot: int, seed: int, num_tasks: int
 
     def one(key: PRNGKeyArray) -> tuple[Float[Array, ""], Float[Array, ""]]:
         curve, task = tasks.draw(key)
-        functions = predictor.predict(curve, task.support, jax.random.fold_in(key, 1), x)
+        functions = predictor.predict(curve, task.support, key_apart(key), x)
         sines = jax.vmap(looks_like_a_sine, (None, 0))(x, functions)
         return sines.astype(x.dtype).mean(), posterior(task.support).sine
 

@@ -19,6 +19,7 @@ from metaleo.tasks.functions import (
     points,
     posterior,
 )
+from metaleo.tasks.task import key_apart
 from small import message, pad
 
 DRAWN = 4000
@@ -367,3 +368,10 @@ def test_more_ambiguous_tasks_than_there_are():
     text = message(lambda: find_ambiguous(SinesAndLines(20, 1), STREAM, 1000, attempts=10_000))
     assert text.endswith("of 10,000 tasks are ambiguous; 1000 are wanted")
     assert text.startswith("only ")
+
+
+def test_what_is_done_to_a_task_has_a_key_of_its_own():
+    """Small numbers folded into a key are the keys that `split` gives."""
+    key = jax.random.key(3)
+    assert jax.random.fold_in(key, 1) == jax.random.split(key, 3)[1]
+    assert not (key_apart(key) == jax.random.split(key, 200)).any()

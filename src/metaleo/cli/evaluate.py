@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from metaleo.cli.common import Int, Place, Text, print_reports, score_with_progress
+from metaleo.cli.common import Int, Place, Text, flag, print_reports, score_with_progress
 from metaleo.config import PROBLEMS, TrainConfig
 from metaleo.errors import BadInput
 
@@ -33,7 +33,7 @@ class Evaluate:
       metaleo evaluate runs/leo-sines-and-lines runs/maml-sines-and-lines
     """
 
-    runs_or_models: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs_or_models: Annotated[tuple[Path, ...], tyro.conf.Positional, flag("RUN")]
     """Run folders or model files; all are tested on the same tasks."""
     tasks: int = 10_000
     """Test tasks (the paper: 50,000)."""
@@ -50,7 +50,7 @@ class Evaluate:
     seed: int = 0
     """Which tasks."""
     per_task: Place = None
-    """Also write every task's accuracy and NLL to this CSV file."""
+    """Also write every task's scores to this CSV file."""
     samples: int = 100
     """Functions sampled for each task of sines and lines."""
     json: bool = False
@@ -122,9 +122,9 @@ class Evaluate:
     def test_functions(self, models: "dict[Path, Model]", trained: TrainConfig) -> None:
         from metaleo.functions import judge_models, print_functions, write_function_scores
 
-        for flag, given in (("--data", self.data), ("--way", self.way), ("--query", self.query)):
+        for name, given in (("--data", self.data), ("--way", self.way), ("--query", self.query)):
             if given is not None:
-                raise BadInput(f"{flag} means nothing to {trained.data}")
+                raise BadInput(f"{name} means nothing to {trained.data}")
         shot = trained.shot if self.shot is None else self.shot
         named = dict(zip(self.names(models), models.values(), strict=True))
         results, scores = judge_models(named, shot, self.seed, self.tasks, self.samples)

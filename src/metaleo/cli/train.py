@@ -14,7 +14,7 @@ from metaleo.errors import BadInput
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """Meta-train a learner and keep the best by validation accuracy.
+    """Meta-train a learner and keep the best by validation accuracy, or for functions by validation loss.
 
     Whatever is not given comes from the preset; without --preset, from the one for this learner and shot. The run
     folder holds the model, the resolved configuration, the metrics and a figure. Ctrl-C saves and leaves, and
@@ -45,15 +45,15 @@ class Train:
     shot: Int = None
     """Labelled examples per class (1, or the preset's)."""
     query: Int = None
-    """Query examples per class in training tasks (15); validation uses all the rest."""
+    """Query examples per class in training tasks (15, or the preset's); validation uses all the rest."""
     steps: Int = None
-    """Meta-steps at most (100,000)."""
+    """Meta-steps at most (100,000, or the preset's)."""
     seed: Int = None
     """Of everything random (0)."""
     seeds: Int = None
     """Train this many seeds, from --seed on, side by side (1)."""
     out: Place = None
-    """Run folder (runs/<learner>-<way>way-<shot>shot)."""
+    """Run folder (runs/<learner>-<way>way-<shot>shot, or runs/<learner>-<problem>)."""
     resume: bool = False
     """Go on with the run in --out; its own configuration holds, except for --steps."""
     overwrite: bool = False
@@ -64,7 +64,7 @@ class Train:
     train_on: Annotated[Literal["train", "train+val"] | None, flag("{train,train+val}")] = None
     """Classes to learn from; train+val is the paper's last stage (train)."""
     meta_batch: Int = None
-    """Tasks per meta-step (12)."""
+    """Tasks per meta-step (12, or the preset's)."""
     validate_every: Int = None
     """Meta-steps between validations (1000)."""
     validation_tasks: Int = None

@@ -63,6 +63,14 @@ class Tasks(eqx.Module):
         return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(self.sample, jax.random.key(0))))
 
 
+def key_apart(key: PRNGKeyArray) -> PRNGKeyArray:
+    """A key for what is done to the task of this key: none that drawing the task may use.
+
+    A small number would not do: `fold_in(key, 1)` is the same key as `split(key)[1]`.
+    """
+    return jax.random.fold_in(key, 2**31 - 1)
+
+
 def labelled(
     inputs: Float[Array, "example dim"],
     labels: Int[Array, " example"] | Int[np.ndarray, " example"],
