@@ -110,8 +110,9 @@ FUNCTIONS = (
 
 @pytest.mark.slow
 def test_functions_from_training_to_figure(here, capsys, monkeypatch):
-    for name, tasks in (("examine_ambiguous", 2), ("calibrate_scale", 4)):
-        monkeypatch.setattr(functions, name, functools.partial(getattr(functions, name), num_tasks=tasks))
+    find, calibrate = functions.ambiguous_tasks, functions.calibrate_scale
+    monkeypatch.setattr(functions, "ambiguous_tasks", lambda shot, seed, count=2: find(shot, seed, count))
+    monkeypatch.setattr(functions, "calibrate_scale", functools.partial(calibrate, num_tasks=4))
     main(["train", *FUNCTIONS, "--width", "4", "--out", "leo", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert result["config"]["data"] == "sines-and-lines"
@@ -151,7 +152,11 @@ def test_bad_input_around_functions(here, capsys):
     assert "preset is for tasks of classes" in fails(capsys, "train", *FUNCTIONS, "--preset", "paper-mini-1shot")
     functions_for_classes = ("train", "--data", "features.npz", "--preset", "sines-and-lines")
     assert "preset is for tasks of functions" in fails(capsys, *functions_for_classes)
+    assert "a code per class needs classes" in fails(capsys, "train", *FUNCTIONS, "--codes", "class")
+    assert "--way means nothing to sines-and-lines" in fails(capsys, "train", *FUNCTIONS, "--way", "3")
     assert "--way means nothing to sines-and-lines" in fails(capsys, "evaluate", "sines-and-lines", "--way", "3")
+    assert "--split means nothing" in fails(capsys, "evaluate", "sines-and-lines", "--split", "val")
+    assert "--shot must be at least 1" in fails(capsys, "plot-functions", "sines-and-lines", "--shot", "0")
     assert "--samples must be at least 2" in fails(capsys, "evaluate", "sines-and-lines", "--samples", "1")
     assert "ends in .png" in fails(capsys, "plot-functions", "sines-and-lines", "--out", "figure.pdf")
     assert "--panels must be between" in fails(capsys, "plot-functions", "sines-and-lines", "--panels", "0")
@@ -160,6 +165,10 @@ def test_bad_input_around_functions(here, capsys):
     capsys.readouterr()
     assert "only functions can be drawn" in fails(capsys, "plot-functions", "run")
     assert "different problems" in fails(capsys, "evaluate", "run", "sines-and-lines")
+    assert "--samples is for sines and lines" in fails(capsys, "evaluate", "run", "--samples", "5")
+    main(["train", "--data", "features.npz", "--learner", "meta-sgd", *SMALL, "--shot", "2", "--out", "two"])
+    capsys.readouterr()
+    assert "trained with different --shot" in fails(capsys, "evaluate", "run", "two")
 
 
 @pytest.mark.parametrize(
@@ -173,6 +182,10 @@ def test_bad_input_around_functions(here, capsys):
 def test_other_networks_train_and_are_tested(here, capsys, network):
     flags = ("--network", *network, "--hidden", "3", "--from-start", "True", "--limit", "10")
     main(["train", "--data", "features.npz", *SMALL, *flags, "--out", "run"])
+    capsys.readouterr()
+    if "task" in network:
+        said = fails(capsys, "evaluate", "run", "--way", "4")
+        assert "one code for all 3 classes; --way cannot be 4" in said
     main(["evaluate", "run", "--tasks", "6", "--json"])
     assert 0 <= json.loads(capsys.readouterr().out)["models"][0]["accuracy"] <= 1
 

@@ -95,6 +95,7 @@ def test_a_leo_of_your_own():
     leo = LEO.init(jax.random.key(0), Network.of(model, gaussian_nll(1.0), (2,), (3,)), latent=4, latent_step_size=0.01)
     regressor = LEORegressor(leo, n_functions=4).fit(np.eye(2), np.ones((2, 3)))
     assert regressor.predict(np.eye(2)).shape == (2, 3)
+    assert clone(regressor).model.network is leo.network  # nothing compiles anew
 
 
 def test_every_model_of_the_package_loads():
@@ -107,9 +108,10 @@ def test_every_model_of_the_package_loads():
     [
         (lambda: LEORegressor().fit(np.ones((5, 2)), SINE), "X has 2 features; the model was trained for 1"),
         (lambda: LEORegressor().fit(X, np.ones((5, 2))), "y has 2 numbers per example"),
-        (lambda: LEORegressor(n_functions=0).fit(X, SINE), "n_functions must be at least 1"),
+        (lambda: LEORegressor(n_functions=0).fit(X, SINE), "n_functions must be a whole number"),
         (lambda: LEORegressor("nowhere").fit(X, SINE), "nowhere does not exist"),
         (lambda: LEORegressor(make_learner()).fit(X, SINE), "the model classifies"),
+        (lambda: LEORegressor(make_learner("maml")).fit(X, SINE), "not MAML"),
         (lambda: LEORegressor(n_functions=8).fit(X, SINE).sample_y(X, 0), "n_samples must be at least 1"),
         (lambda: LEORegressor().fit(1e30 * X, 1e30 * SINE), "not finite"),
         (lambda: embedded_model("nonsense"), "it has sines-and-lines"),

@@ -15,6 +15,7 @@ from metaleo.predictive import (
     FunctionScore,
     Oracle,
     Predictor,
+    ambiguous_tasks,
     calibrate_scale,
     covered,
     evaluate_functions,
@@ -25,7 +26,7 @@ from metaleo.predictive import (
     spearman,
     summarise_functions,
 )
-from metaleo.tasks.functions import SinesAndLines
+from metaleo.tasks.functions import SinesAndLines, posterior
 
 NOISE = 0.3
 
@@ -244,7 +245,7 @@ def test_calibration_has_tasks_of_its_own(monkeypatch):
     for name in ("coverages", "score_block", "find_ambiguous"):
         monkeypatch.setattr(predictive, name, listen)
     for seed in (0, 1):
-        for action in (calibrate_scale, evaluate_functions, examine_ambiguous):
+        for action in (calibrate_scale, evaluate_functions, lambda _, *which: ambiguous_tasks(*which)):
             with pytest.raises(StopIteration):
                 action(Shifted(), 5, seed, 10)
     assert len({np.asarray(jax.random.key_data(stream)).tobytes() for stream in streams}) == len(streams) == 6
@@ -325,7 +326,7 @@ def test_references_in_their_order():
     """Who sees the points beats who does not; Bayes' mean is about as good as knowing the family, on these tasks."""
     zero, oracle, bayes = (
         np.asarray(evaluate_functions(predictor, 5, 0, 80).mse, np.float64)
-        for predictor in (Constant(single([0.0])), Oracle(), Bayes())
+        for predictor in (Constant(single([0.0])), Oracle(), Bayes(100))
     )
     assert oracle.mean() < 0.1 * zero.mean()
     assert bayes.mean() < 0.1 * zero.mean()
@@ -333,12 +334,24 @@ def test_references_in_their_order():
     assert difference.mean() < 3 * difference.std() / np.sqrt(80)
 
 
+def test_draws_of_the_posterior_are_calibrated():
+    """What noise and prior leave open is covered as often as it says, and no single function is more likely."""
+    bayes, mean = (evaluate_functions(predictor, 5, 0, 150) for predictor in (Bayes(200), Oracle()))
+    np.testing.assert_allclose(bayes.coverage.mean(), 0.9, atol=0.03)
+    assert bayes.nll.mean() < mean.nll.mean()
+    few = SinesAndLines(5, 3).draw(jax.random.key(5))
+    x = few[1].query.inputs[:, 0]
+    drawn = Bayes(20_000).predict(few[0], few[1].support, jax.random.key(0), x)
+    known = posterior(few[1].support)
+    np.testing.assert_allclose(drawn.mean(0), known.mean(x), atol=5 * float(drawn.std(0).max()) / np.sqrt(20_000))
+
+
 # Ambiguous tasks
 
 
 @pytest.mark.parametrize(("sines", "both"), [(5, 1), (2, 1), (0, 0), (10, 0)])
 def test_samples_of_both_families(sines, both):
-    ours = examine_ambiguous(SomeSines(sines), 5, 0, 3)
+    ours = examine_ambiguous(SomeSines(sines), 5, ambiguous_tasks(5, 0, 3))
     assert ours.sine_shares == [sines / 10] * 3
     assert ours.both == both
     assert all(0.25 <= probability <= 0.75 for probability in ours.posteriors)
@@ -349,3 +362,4 @@ def test_share_of_tasks_with_both():
     """A tenth of the samples, at least, has to be of each family."""
     assert Ambiguity([0.05, 0.11, 0.5, 0.89, 0.95, 0.0, 1.0, 0.3], [0.5] * 8).both == 0.5
     assert Ambiguity([0.1, 0.9], [0.5] * 2).both == 1
+    assert np.isnan(examine_ambiguous(SomeSines(5), 5, []).both)

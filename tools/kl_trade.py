@@ -20,7 +20,14 @@ import matplotlib.pyplot as plt
 from metaleo import outer_loop
 from metaleo.config import PRESETS
 from metaleo.files import write_text
-from metaleo.predictive import Sampled, calibrate_scale, evaluate_functions, examine_ambiguous, summarise_functions
+from metaleo.predictive import (
+    Sampled,
+    ambiguous_tasks,
+    calibrate_scale,
+    evaluate_functions,
+    examine_ambiguous,
+    summarise_functions,
+)
 from metaleo.tasks.functions import SinesAndLines
 
 WEIGHTS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -46,7 +53,7 @@ def test(learner, seed: int, tasks: int) -> dict:
     predictor = Sampled(learner, 100)
     scale = calibrate_scale(predictor, 5, seed)
     report = summarise_functions(evaluate_functions(predictor, 5, seed, tasks, scale), scale)
-    return {**vars(report), "both_families": examine_ambiguous(predictor, 5, seed).both}
+    return {**vars(report), "both_families": examine_ambiguous(predictor, 5, ambiguous_tasks(5, seed)).both}
 
 
 def plot(rows: list[dict], path: Path) -> None:

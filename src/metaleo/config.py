@@ -120,6 +120,8 @@ class Structure:
 
     def generated(self) -> Network:
         """f_θ."""
+        if self.noise is not None and self.codes == "class":
+            raise BadInput("a code per class needs classes; functions have one code (--codes task)")
         targets = None if self.codes == "class" else self.way if self.noise is None else 1
         return named(self.network, self.dim, hidden=self.hidden, layers=self.layers, channels=self.channels,
                      targets=targets, noise=self.noise)  # fmt: skip
@@ -353,7 +355,7 @@ PRESETS: dict[str, Preset] = {
         Structure(learner="maml", finetune_step_size=2.0),
     ),
     "sines-and-lines": Preset(
-        "searches on the H200 (docs/regression.md)",
+        "a prototype's searches (docs/regression.md)",
         5,
         Hyper(1e-3, kl=1.0, encoder_penalty=1e-4, l2=1e-6, orthogonality=1e-3, keep=1.0),
         dataclasses.replace(
@@ -369,14 +371,14 @@ PRESETS: dict[str, Preset] = {
         training=FUNCTION_TRAINING,
     ),
     "sines-and-lines-meta-sgd": Preset(
-        "searches on the H200 (docs/regression.md)",
+        "a prototype's searches (docs/regression.md)",
         5,
         Hyper(3e-4, kl=0.0, encoder_penalty=0.0, l2=0.0, orthogonality=0.0, keep=1.0),
         dataclasses.replace(SINES, learner="meta-sgd", finetune_step_size=1.8e-4, limit=100.0),
         training=FUNCTION_TRAINING,
     ),
     "sines-and-lines-maml": Preset(
-        "searches on the H200 (docs/regression.md)",
+        "a prototype's searches (docs/regression.md)",
         5,
         Hyper(1e-2, kl=0.0, encoder_penalty=0.0, l2=0.0, orthogonality=0.0, keep=1.0),
         dataclasses.replace(SINES, learner="maml", finetune_step_size=5.4e-4, limit=556.0),

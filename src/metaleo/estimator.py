@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from metaleo.checkpoint import MODELS, embedded_model, load_model
+from metaleo.checkpoint import MODELS, load_model
 from metaleo.errors import BadInput
 from metaleo.learners.learner import Learner
 from metaleo.learners.leo import LEO
@@ -28,8 +28,8 @@ class LEORegressor(RegressorMixin, BaseEstimator):
     network: `n_functions` functions that explain the points. They are kept; `predict` is their mean and standard
     deviation, and none of them is trained any further.
 
-    model: a model file or run folder, a LEO of your own with a network of real targets, or without it the model of
-        sines and lines in this package, for points with x in [-5, 5].
+    model: a model file or run folder, a LEO of your own with a network of real targets (which cannot be pickled), or
+        without it the model of sines and lines in this package, for points with x in [-5, 5].
     n_functions: how many functions are sampled.
     random_state: of the sampling, as everywhere in scikit-learn.
 
@@ -54,7 +54,7 @@ class LEORegressor(RegressorMixin, BaseEstimator):
         inputs, targets = leo.network.inputs, leo.network.targets
         assert targets is not None  # `resolve` has seen to it
         if not isinstance(self.n_functions, int | np.integer) or self.n_functions < 1:
-            raise BadInput(f"n_functions must be at least 1, not {self.n_functions}")
+            raise BadInput(f"n_functions must be a whole number of at least 1, not {self.n_functions}")
         X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)  # noqa: N806
         self.check_width(X, inputs)
         self.targets_ndim_ = np.ndim(y)
@@ -111,16 +111,21 @@ class LEORegressor(RegressorMixin, BaseEstimator):
 
 
 def resolve(model: str | Path | LEO | None) -> LEO:
-    learner: Learner = model if isinstance(model, LEO) else load_learner(str(model or MODELS[0]))
-    if not isinstance(learner, LEO) or learner.network.targets is None or learner.network.classifies:
+    if not isinstance(model, str | Path | LEO | None):
+        raise BadInput(f"model must be a LEO, a path or a name, not {type(model).__name__}")
+    learner: Learner = model if isinstance(model, LEO) else load_learner(Path(model or MODELS[0]))
+    if not isinstance(learner, LEO):
+        raise BadInput(f"LEORegressor samples functions of a LEO; the model is {type(learner).__name__}")
+    if learner.network.targets is None or learner.network.classifies:
         raise BadInput("the model classifies; LEORegressor needs one that was trained on real targets")
     if len(learner.network.inputs) != 1 or len(learner.network.targets) != 1:
         raise BadInput("LEORegressor needs a network from one row of numbers to another")
     return learner
 
 
-def load_learner(model: str) -> Learner:
-    path = embedded_model(model) if model in MODELS and not Path(model).exists() else model_paths(Path(model))[0]
+def load_learner(model: Path) -> Learner:
+    """The first seed's, where a run has several."""
+    path = model_paths(model)[0]
     return load_file(path, path.stat().st_mtime_ns)
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from metaleo.checkpoint import Model
 from metaleo.cli.common import progress_bar, say
+from metaleo.errors import BadInput
 from metaleo.evaluation import write_rows
 from metaleo.predictive import (
     Bayes,
@@ -19,27 +20,27 @@ from metaleo.predictive import (
     Oracle,
     Predictor,
     Sampled,
+    ambiguous_tasks,
     calibrate_scale,
     evaluate_functions,
     examine_ambiguous,
     summarise_functions,
 )
-from metaleo.tasks.functions import DOMAIN, Curve, SinesAndLines, find_ambiguous
+from metaleo.tasks.functions import DOMAIN, Curve, SinesAndLines
 from metaleo.tasks.task import Batch, key_apart
-
-REFERENCES: dict[str, Predictor] = {"oracle": Oracle(), "exact posterior": Bayes()}
-"""Least squares by somebody who is told the family, and the mean of all functions by their probability."""
 
 
 def judge_models(
     models: dict[str, Model], shot: int, seed: int, tasks: int, samples: int
 ) -> tuple[dict[str, dict[str, Any]], dict[str, FunctionScore]]:
     """A report for each model and reference, on the same tasks; and the scores behind them."""
-    predictors = {name: Sampled(model.learner, samples) for name, model in models.items()} | REFERENCES
+    predictors: dict[str, Predictor] = {name: Sampled(model.learner, samples) for name, model in models.items()}
+    predictors |= {"oracle": Oracle(), "exact posterior": Bayes(samples)}
+    ambiguous = ambiguous_tasks(shot, seed)
     results, all_scores = {}, {}
     for name, predictor in predictors.items():
         with progress_bar() as progress:
-            sampled = isinstance(predictor, Sampled)
+            sampled = not isinstance(predictor, Oracle)
             bar = progress.add_task(name, total=tasks, note="calibrating …" if sampled else "")
             scale = calibrate_scale(predictor, shot, seed) if sampled else 1.0
             progress.update(bar, note="")
@@ -55,7 +56,7 @@ def judge_models(
             all_scores[name] = scores
             if sampled:
                 progress.update(bar, note="ambiguous tasks …")
-                found = examine_ambiguous(predictor, shot, seed)
+                found = examine_ambiguous(predictor, shot, ambiguous)
                 results[name] |= {"both_families": found.both, "sine_shares": found.sine_shares,
                                   "sine_posteriors": found.posteriors}  # fmt: skip
                 progress.update(bar, note="")
@@ -79,7 +80,7 @@ def print_functions(title: str, results: dict[str, dict[str, Any]]) -> None:
             f"{100 * row['coverage']:.1f} %",
             f"{100 * row['calibrated_coverage']:.1f} %" if spread else "–",
             f"{row['rank_correlation']:.2f}" if spread else "–",
-            f"{100 * row['both_families']:.0f} %" if spread else "–",
+            f"{100 * row['both_families']:.0f} %" if spread and row["sine_shares"] else "–",
         )
     say.print(table)
     for run in sorted({name.rpartition("seed ")[0] for name in results if "seed " in name}):
@@ -114,7 +115,9 @@ def choose_tasks(model: Model, shot: int, seed: int, panels: int, samples: int) 
     """Half of the panels ordinary tasks, sines and lines in turn, and half ambiguous ones, found by their posterior."""
     tasks = SinesAndLines(shot, 1)
     stream = jax.random.fold_in(jax.random.key(seed), 5)
-    ambiguous = find_ambiguous(tasks, jax.random.fold_in(jax.random.key(seed), 4), panels // 2)
+    ambiguous = ambiguous_tasks(shot, seed, panels // 2)
+    if len(ambiguous) < panels // 2:
+        raise BadInput(f"hardly any task of {shot} shots is ambiguous: {len(ambiguous)} found; draw fewer --panels")
     ordinary, index = [], 0
     while len(ordinary) < panels - len(ambiguous):
         key = jax.random.fold_in(stream, index)

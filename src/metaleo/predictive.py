@@ -24,6 +24,7 @@ from metaleo.tasks.functions import (
     Curve,
     SinesAndLines,
     bases,
+    candidates,
     find_ambiguous,
     fit,
     looks_like_a_sine,
@@ -84,12 +85,14 @@ class Oracle(Predictor):
 
 
 class Bayes(Predictor):
-    """The exact posterior mean: no prediction has a lower mean squared error."""
+    """Functions drawn from the exact posterior: what no learner can do better."""
+
+    samples: int = eqx.field(static=True)
 
     def predict(
         self, curve: Curve, support: Batch, key: PRNGKeyArray, x: Float[Array, " point"]
     ) -> Float[Array, "sample point"]:
-        return posterior(support).mean(x)[None, :]
+        return candidates(support).draw(key, self.samples, x)
 
 
 class FunctionScore(eqx.Module):
@@ -285,15 +288,23 @@ class Ambiguity:
 
     @property
     def both(self) -> float:
-        """Share of tasks with samples in both families."""
+        """Share of tasks with samples in both families; NaN where there are no tasks."""
+        if not self.sine_shares:
+            return math.nan
         shares = np.array(self.sine_shares)
         return float(np.mean((shares >= BOTH) & (shares <= 1 - BOTH)))
 
 
-def examine_ambiguous(predictor: Predictor, shot: int, seed: int, num_tasks: int = AMBIGUOUS_TASKS) -> Ambiguity:
-    """Tasks of a stream of their own, the first that are ambiguous."""
+def ambiguous_tasks(shot: int, seed: int, num_tasks: int = AMBIGUOUS_TASKS) -> list[PRNGKeyArray]:
+    """Keys of the first ambiguous tasks of a stream of their own; with many shots there are hardly any."""
+    return find_ambiguous(SinesAndLines(shot, 1), jax.random.fold_in(jax.random.key(seed), 4), num_tasks)
+
+
+def examine_ambiguous(predictor: Predictor, shot: int, keys: list[PRNGKeyArray]) -> Ambiguity:
+    """What a predictor makes of these tasks."""
+    if not keys:
+        return Ambiguity([], [])
     tasks = SinesAndLines(shot, 1)
-    keys = find_ambiguous(tasks, jax.random.fold_in(jax.random.key(seed), 4), num_tasks)
     x = jnp.linspace(*DOMAIN, 101)
 
     def one(key: PRNGKeyArray) -> tuple[Float[Array, ""], Float[Array, ""]]:

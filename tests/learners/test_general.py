@@ -18,6 +18,7 @@ from metaleo.tasks.functions import SinesAndLines
 from small import (
     DIM,
     HYPER,
+    check_meta_gradient,
     close,
     logits,
     make_batch,

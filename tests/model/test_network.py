@@ -88,6 +88,7 @@ def test_names_are_built_once():
         (eqx.nn.Identity(), "no parameters"),
         (make_mlp(in_size=5), "does not take one input of shape (3)"),
         (jnp.ones(3), "callable"),
+        (eqx.nn.Sequential([make_mlp(), eqx.nn.Dropout(0.5)]), "Dropout requires a key"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -365,9 +365,10 @@ def test_the_first_of_the_stream_are_found(ambiguous):
 
 
 def test_more_ambiguous_tasks_than_there_are():
-    text = message(lambda: find_ambiguous(SinesAndLines(20, 1), STREAM, 1000, attempts=10_000))
-    assert text.endswith("of 10,000 tasks are ambiguous; 1000 are wanted")
-    assert text.startswith("only ")
+    """Then as many as there are: with twenty points hardly any."""
+    found = find_ambiguous(SinesAndLines(20, 1), STREAM, 1000, attempts=10_000)
+    assert len(found) < 20
+    assert find_ambiguous(TASKS, STREAM, 0) == []
 
 
 def test_what_is_done_to_a_task_has_a_key_of_its_own():

@@ -55,7 +55,9 @@ class PlotFunctions:
         config = TrainConfig.from_json(model.header["config"])
         if config.data not in PROBLEMS:
             raise BadInput(f"{path} was trained on {config.kind} tasks; only functions can be drawn")
-        shown = choose_tasks(model, self.shot or config.shot, self.seed, self.panels, self.samples)
+        shown = choose_tasks(
+            model, config.shot if self.shot is None else self.shot, self.seed, self.panels, self.samples
+        )
         plot_functions(self.out, shown)
         say.print(f"figure: {self.out}", markup=False, soft_wrap=True)
         if self.json:

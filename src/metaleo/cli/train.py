@@ -16,7 +16,8 @@ from metaleo.errors import BadInput
 class Train:
     """Meta-train a learner and keep the best by validation accuracy, or for functions by validation loss.
 
-    Whatever is not given comes from the preset; without --preset, from the one for this learner and shot. The run
+    Whatever is not given comes from the preset; without --preset, from the one for this learner and shot. Numbers in
+    brackets hold where the preset says nothing else. The run
     folder holds the model, the resolved configuration, the metrics and a figure. Ctrl-C saves and leaves, and
     nothing is lost by a kill: --resume goes on to exactly the result of an uninterrupted run.
 
@@ -189,6 +190,9 @@ class Train:
                 raise BadInput("--problem needs no --data; give one of them")
             if self.problem not in PROBLEMS:
                 raise BadInput(f"unknown problem {self.problem!r}; known: {', '.join(PROBLEMS)}")
+            for name in ("way", "train_on", "joint"):
+                if getattr(self, name) is not None:
+                    raise BadInput(f"--{name.replace('_', '-')} means nothing to {self.problem}")
             config = self.resolve(1)
             folder = self.out or Path(f"runs/{config.structure.learner}-{self.problem}")
         else:
@@ -235,6 +239,9 @@ def check_config(config: TrainConfig) -> None:
             raise BadInput(f"--{name} must be at least {least}, not {getattr(config.structure, name)}")
     if config.structure.limit is not None and not config.structure.limit > 0:
         raise BadInput(f"--limit must be above 0, not {config.structure.limit}")
+    for name in ("latent_step_size", "finetune_step_size"):
+        if not math.isfinite(getattr(config.structure, name)):
+            raise BadInput(f"--{name.replace('_', '-')} must be a finite number, not {getattr(config.structure, name)}")
     for name, value in vars(config.hyper).items():
         if not 0 <= value < float("inf"):
             raise BadInput(f"--{name.replace('_', '-')} must be a finite number of at least 0, not {value}")

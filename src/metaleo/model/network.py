@@ -78,6 +78,9 @@ class Network:
         network.check_shapes()
         return network
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Network":
+        return self  # one object, one network: estimators that hold one may be cloned
+
     @property
     def size(self) -> int:
         """dim(θ)."""
@@ -127,7 +130,7 @@ class Network:
         theta = jax.ShapeDtypeStruct((self.size,), jnp.float32)
         try:
             prediction = jax.eval_shape(self.apply, theta, x)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # whatever a model of somebody's own may say
             raise BadInput(
                 f"the model does not take one input of shape {show(self.inputs)}: {first_line(error)}"
             ) from error
@@ -139,7 +142,7 @@ class Network:
             return
         try:
             loss = jax.eval_shape(self.loss, prediction, jax.ShapeDtypeStruct(self.targets, jnp.float32))
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             shapes = f"a prediction of shape {show(prediction.shape)} and a target of shape {show(self.targets)}"
             raise BadInput(f"the loss does not take {shapes}: {first_line(error)}") from error
         if getattr(loss, "shape", None) != ():

@@ -104,11 +104,11 @@ def fit(x: Float[Array, " point"], y: Float[Array, " point"]) -> tuple[Float[Arr
 
 
 class Posterior(eqx.Module):
-    """What the five points say, by Bayes' rule over both families and all parameters in their ranges."""
+    """What the points say, by Bayes' rule over both families and all parameters in their ranges."""
 
     sine: Float[Array, ""]  # the probability that it is one
     coefficients: Float[Array, "2 2"]  # their mean, for sines and for lines
-    best_rms: Float[Array, " 2"]  # of the best sine and the best line within the ranges
+    best_rms: Float[Array, " 2"]  # of the best sine and the best line on the grid
 
     def mean(self, x: Float[Array, " point"]) -> Float[Array, " point"]:
         """The prediction that no other beats in mean squared error."""
@@ -116,8 +116,24 @@ class Posterior(eqx.Module):
         return self.sine * families[0] + (1 - self.sine) * families[1]
 
 
-def posterior(support: Batch) -> Posterior:
-    """Over a grid of both parameters of both families, each family with half of the prior."""
+class Candidates(eqx.Module):
+    """Every function on a grid over both parameters of both families, and how probable the points make it."""
+
+    coefficients: Float[Array, "2 cell 2"]
+    squares: Float[Array, "2 cell"]  # of the residuals, summed over the points
+    odds: Float[Array, "2 cell"]
+
+    def draw(self, key: PRNGKeyArray, count: int, x: Float[Array, " point"]) -> Float[Array, "draw point"]:
+        """Functions, each as often as it is probable."""
+        below = jnp.cumsum(self.odds.reshape(-1))
+        cells = jnp.searchsorted(below, below[-1] * jax.random.uniform(key, (count,)))
+        cells = jnp.minimum(cells, len(below) - 1)
+        drawn = self.coefficients.reshape(-1, 2)[cells]
+        return jnp.einsum("dpc,dc->dp", bases(x)[cells // self.odds.shape[1]], drawn)
+
+
+def candidates(support: Batch) -> Candidates:
+    """By Bayes' rule, each family with half of the prior."""
     x, y = support.inputs[:, 0], support.targets[:, 0]
 
     def grid(ends: tuple[float, float]) -> Float[Array, " cell"]:
@@ -127,14 +143,20 @@ def posterior(support: Batch) -> Posterior:
     slope, intercept = jnp.meshgrid(grid(SLOPE), grid(INTERCEPT))
     sines = jnp.stack([amplitude * jnp.cos(phase), -amplitude * jnp.sin(phase)], -1).reshape(-1, 2)
     lines = jnp.stack([slope, intercept], -1).reshape(-1, 2)
-    candidates = jnp.stack([sines, lines])  # (family, cell, coefficient)
-    errors = y[None, None, :] - jnp.einsum("fkc,fpc->fkp", candidates, bases(x))
+    coefficients = jnp.stack([sines, lines])
+    errors = y[None, None, :] - jnp.einsum("fkc,fpc->fkp", coefficients, bases(x))
     squares = jnp.sum(errors**2, -1, where=support.mask[None, None, :])
     odds = jax.nn.softmax(-squares.reshape(-1) / (2 * NOISE**2)).reshape(squares.shape)
-    families = odds.sum(1)
-    means = jnp.einsum("fk,fkc->fc", odds, candidates) / jnp.maximum(families, 1e-30)[:, None]
-    count = jnp.sum(support.mask.astype(y.dtype))
-    return Posterior(families[0], means, jnp.sqrt(squares.min(1) / count))
+    return Candidates(coefficients, squares, odds)
+
+
+def posterior(support: Batch) -> Posterior:
+    """What is probable, in a few numbers."""
+    found = candidates(support)
+    families = found.odds.sum(1)
+    means = jnp.einsum("fk,fkc->fc", found.odds, found.coefficients) / jnp.maximum(families, 1e-30)[:, None]
+    count = jnp.sum(support.mask.astype(found.odds.dtype))
+    return Posterior(families[0], means, jnp.sqrt(found.squares.min(1) / count))
 
 
 def is_ambiguous(known: Posterior, least: float = 0.25) -> Bool[Array, ""]:
@@ -165,12 +187,14 @@ def task_is_ambiguous(tasks: SinesAndLines, key: PRNGKeyArray) -> Bool[Array, ""
 
 
 def find_ambiguous(tasks: SinesAndLines, key: PRNGKeyArray, count: int, attempts: int = 200_000) -> list[PRNGKeyArray]:
-    """Keys of the first `count` ambiguous tasks of the stream."""
+    """Keys of the first ambiguous tasks of the stream: `count`, or as many as there are."""
     chunk, found = 10_000, []
     for first in range(0, attempts, chunk):
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(first, first + chunk))
         likely = np.asarray(may_be_ambiguous(tasks, keys))[: attempts - first]
-        found += [keys[i] for i in np.flatnonzero(likely) if task_is_ambiguous(tasks, keys[i])]
-        if len(found) >= count:
-            return found[:count]
-    raise BadInput(f"only {len(found)} of {attempts:,} tasks are ambiguous; {count} are wanted")
+        for index in np.flatnonzero(likely):
+            if len(found) == count:
+                return found
+            if task_is_ambiguous(tasks, keys[index]):
+                found.append(keys[index])
+    return found
