@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from metaleo import data, functions
+from metaleo import data, sines_and_lines
 from metaleo.cli import main
 from metaleo.cli.train import Train
 from metaleo.config import PRESETS
@@ -110,9 +110,9 @@ FUNCTIONS = (
 
 @pytest.mark.slow
 def test_functions_from_training_to_figure(here, capsys, monkeypatch):
-    find, calibrate = functions.ambiguous_tasks, functions.calibrate_scale
-    monkeypatch.setattr(functions, "ambiguous_tasks", lambda shot, seed, count=2: find(shot, seed, count))
-    monkeypatch.setattr(functions, "calibrate_scale", functools.partial(calibrate, num_tasks=4))
+    find, calibrate = sines_and_lines.ambiguous_tasks, sines_and_lines.calibrate_scale
+    monkeypatch.setattr(sines_and_lines, "ambiguous_tasks", lambda shot, seed, count=2: find(shot, seed, count))
+    monkeypatch.setattr(sines_and_lines, "calibrate_scale", functools.partial(calibrate, num_tasks=4))
     main(["train", *FUNCTIONS, "--width", "4", "--out", "leo", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert result["config"]["data"] == "sines-and-lines"

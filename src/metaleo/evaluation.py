@@ -77,20 +77,23 @@ def score(learner: Learner, task: Task) -> Score:
 
 def score_tasks(learner: Learner, episodes: Episodes, key: PRNGKeyArray, indices: Int[Array, " task"]) -> Score:
     """Scores of the tasks of these numbers; task i is `fold_in(key, i)`, whatever tasks are beside it."""
-
-    return map_tasks(lambda task, _: score(learner, task), episodes, key, indices)
+    return map_tasks(lambda task, _: score(learner, task), episodes.sample, key, indices, tasks_at_once(episodes))
 
 
 def map_tasks(
-    function: Callable[[Task, PRNGKeyArray], PyTree], tasks: Tasks, key: PRNGKeyArray, indices: Int[Array, " task"]
+    function: Callable[[Any, PRNGKeyArray], PyTree],
+    draw: Callable[[PRNGKeyArray], Any],
+    key: PRNGKeyArray,
+    indices: Int[Array, " task"],
+    at_once: int,
 ) -> PyTree:
     """A function of the tasks of these numbers, each with a key of its own, a bounded number of them at a time."""
 
     def apply(index: Int[Array, ""]) -> PyTree:
         own = jax.random.fold_in(key, index)
-        return function(tasks.sample(own), key_apart(own))
+        return function(draw(own), key_apart(own))
 
-    return jax.lax.map(apply, indices, batch_size=min(tasks_at_once(tasks), len(indices)))
+    return jax.lax.map(apply, indices, batch_size=min(at_once, len(indices)))
 
 
 SCORE_TASKS = jax.jit(score_tasks)
@@ -126,7 +129,7 @@ def mean_merit(learner: Learner, tasks: Tasks, key: PRNGKeyArray, num_tasks: int
     def merit(task: Task, key: PRNGKeyArray) -> Float[Array, ""]:
         return -learner.meta_loss(task, Hyper(keep=1.0), key)[1]["query_loss"]
 
-    return map_tasks(merit, tasks, key, jnp.arange(num_tasks)).mean()
+    return map_tasks(merit, tasks.sample, key, jnp.arange(num_tasks), tasks_at_once(tasks)).mean()
 
 
 def mean_and_interval(values: Float[Array | np.ndarray, " task"]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from metaleo.files import replacing
 from metaleo.journal import Record
 
 if TYPE_CHECKING:
-    from metaleo.functions import Shown
+    from metaleo.sines_and_lines import Shown
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito: told apart by every eye."""

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from metaleo.evaluation import BLOCK, mean_and_interval
+from metaleo.evaluation import BLOCK, map_tasks, mean_and_interval
 from metaleo.learners.learner import Learner
 from metaleo.tasks.functions import (
     DOMAIN,
@@ -192,14 +192,9 @@ def score_task(
 def over_tasks(
     function: Callable[[Curve, Task, PRNGKeyArray], PyTree], shot: int, key: PRNGKeyArray, indices: Int[Array, " task"]
 ) -> PyTree:
-    """A function of the tasks of these numbers, some at a time, each with a key of its own."""
-    tasks = SinesAndLines(shot, QUERY)
-
-    def one(index: Int[Array, ""]) -> PyTree:
-        own = jax.random.fold_in(key, index)
-        return function(*tasks.draw(own), key_apart(own))
-
-    return jax.lax.map(one, indices, batch_size=min(AT_ONCE, len(indices)))
+    """A function of the test tasks of these numbers and of what they were drawn from."""
+    draw = SinesAndLines(shot, QUERY).draw
+    return map_tasks(lambda drawn, own: function(drawn[0], drawn[1], own), draw, key, indices, AT_ONCE)
 
 
 @functools.partial(jax.jit, static_argnums=2)

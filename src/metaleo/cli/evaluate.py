@@ -119,7 +119,7 @@ class Evaluate:
             print(json.dumps(result, indent=2))
 
     def test_functions(self, names: list[str], models: "dict[Path, Model]", trained: TrainConfig) -> None:
-        from metaleo.functions import judge_models, print_functions, write_function_scores
+        from metaleo.sines_and_lines import judge_models, print_functions, write_function_scores
 
         for name in ("data", "way", "query", "split"):
             if getattr(self, name) is not None:

@@ -43,7 +43,7 @@ class PlotFunctions:
         from metaleo import runs
         from metaleo.checkpoint import load_model
         from metaleo.figures import plot_functions
-        from metaleo.functions import choose_tasks
+        from metaleo.sines_and_lines import choose_tasks
 
         for name, least, most in (("panels", 1, 24), ("samples", 1, 1000)):
             if not least <= getattr(self, name) <= most:
