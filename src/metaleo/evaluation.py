@@ -111,12 +111,26 @@ def evaluate(
     progress: Callable[[int], None] = lambda done: None,
 ) -> Score:
     """Scores of `num_tasks` tasks, a block of them at a time; `progress` hears how many are done."""
-    block = min(BLOCK, num_tasks)
-    key = jax.random.fold_in(jax.random.key(seed), 2)  # apart from the keys that a run of this seed trains with
+    return in_blocks(lambda indices: SCORE_TASKS(learner, episodes, task_key(seed), indices), num_tasks, progress)
+
+
+def task_key(seed: int) -> PRNGKeyArray:
+    """Of the tasks that models are tested on: apart from the keys that a run of this seed trains with."""
+    return jax.random.fold_in(jax.random.key(seed), 2)
+
+
+def in_blocks(
+    function: Callable[[Int[Array, " task"]], PyTree],
+    num_tasks: int,
+    progress: Callable[[int], None] = lambda done: None,
+    block: int = BLOCK,
+) -> PyTree:
+    """What a function makes of the numbers of tasks, a block of one size at a time, all on the host in the end."""
+    block = min(block, num_tasks)
     blocks = []
     for first in range(0, num_tasks, block):
-        scores = SCORE_TASKS(learner, episodes, key, jnp.arange(first, first + block))
-        blocks.append(jax.tree.map(lambda leaf, n=num_tasks - first: np.asarray(leaf)[:n], scores))
+        values = function(jnp.arange(first, first + block))
+        blocks.append(jax.tree.map(lambda leaf, n=num_tasks - first: np.asarray(leaf)[:n], values))
         progress(min(first + block, num_tasks))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from metaleo.evaluation import BLOCK, map_tasks, mean_and_interval
+from metaleo.evaluation import in_blocks, map_tasks, mean_and_interval, task_key
 from metaleo.learners.learner import Learner
 from metaleo.tasks.functions import (
     DOMAIN,
@@ -161,12 +161,15 @@ def mixture_crps(functions: Float[Array, "sample point"], y: Float[Array, " poin
 
 
 def covered(
-    functions: Float[Array, "sample point"], y: Float[Array, " point"], scale: Float[Array, ""] | float
+    functions: Float[Array, "sample point"],
+    y: Float[Array, " point"],
+    scale: Float[Array, ""] | float,
+    level: Float[Array, ""] | float = LEVEL,
 ) -> Bool[Array, " point"]:
     """Whether the share of the mixture below each target is between the tails; `scale` stretches the spread."""
     centre = functions.mean(0, keepdims=True)
     below = jax.scipy.stats.norm.cdf((y[None, :] - centre - scale * (functions - centre)) / NOISE).mean(0)
-    return jnp.abs(below - 0.5) <= LEVEL / 2
+    return jnp.abs(below - 0.5) <= level / 2
 
 
 def score_task(
@@ -239,14 +242,10 @@ def evaluate_functions(
     progress: Callable[[int], None] = lambda done: None,
 ) -> FunctionScore:
     """Scores of `num_tasks` test tasks, a block of them at a time; `progress` hears how many are done."""
-    block = min(BLOCK, num_tasks)
-    key = jax.random.fold_in(jax.random.key(seed), 2)
-    blocks = []
-    for first in range(0, num_tasks, block):
-        scores = score_block(predictor, jnp.float32(scale), shot, key, jnp.arange(first, first + block))
-        blocks.append(jax.tree.map(lambda leaf, n=num_tasks - first: np.asarray(leaf)[:n], scores))
-        progress(min(first + block, num_tasks))
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
+    key = task_key(seed)
+    return in_blocks(
+        lambda indices: score_block(predictor, jnp.float32(scale), shot, key, indices), num_tasks, progress
+    )
 
 
 def summarise_functions(scores: FunctionScore, scale: float) -> FunctionReport:

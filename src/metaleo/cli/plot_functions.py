@@ -27,7 +27,7 @@ class PlotFunctions:
     run_or_model: Annotated[Path, tyro.conf.Positional]
     """Run folder, or a model file."""
     out: Path = Path("functions.png")
-    """The figure."""
+    """The figure (.png, .pdf or .svg)."""
     panels: int = 4
     """Tasks to draw."""
     samples: int = 12
@@ -42,14 +42,13 @@ class PlotFunctions:
     def run(self) -> None:
         from metaleo import runs
         from metaleo.checkpoint import load_model
-        from metaleo.figures import plot_functions
+        from metaleo.figures import check_figure, plot_functions
         from metaleo.sines_and_lines import choose_tasks
 
         for name, least, most in (("panels", 1, 24), ("samples", 1, 1000)):
             if not least <= getattr(self, name) <= most:
                 raise BadInput(f"--{name} must be between {least} and {most}, not {getattr(self, name)}")
-        if self.out.suffix != ".png":
-            raise BadInput(f"--out is a PNG file, its name ends in .png; {self.out.name} does not")
+        check_figure(self.out)
         path = runs.model_paths(self.run_or_model)[0]
         model = load_model(path)
         config = TrainConfig.from_json(model.header["config"])

@@ -1,0 +1,137 @@
+"""The way that an adaptation goes, step by step: in z, and in θ. And a walk over many tasks."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from metaleo.errors import BadInput
+from metaleo.evaluation import in_blocks, map_tasks, task_key
+from metaleo.learners import LEO, MAML, Joint, Learner, MetaSGD, Reptile
+from metaleo.model.heads import Head, LinearHead
+from metaleo.model.network import GeneratedHead
+from metaleo.tasks import Episodes, Tasks
+from metaleo.tasks.functions import SinesAndLines
+from metaleo.tasks.task import Batch
+
+Descending = LEO | MAML | MetaSGD | Reptile
+"""Learners that take gradient steps."""
+Progress = Callable[[int], None]
+
+
+def silent(done: int) -> None:
+    del done
+
+
+def opened(learner: Learner, support: Batch) -> tuple[Any, Batch]:
+    """The learner behind a tail, and what it sees; any other is itself."""
+    return (learner.learner, learner.seen(support)) if isinstance(learner, Joint) else (learner, support)
+
+
+def inside(learner: Learner) -> Learner:
+    return learner.learner if isinstance(learner, Joint) else learner
+
+
+def steps_codes(learner: Learner) -> bool:
+    """Whether its codes move."""
+    inner = inside(learner)
+    return isinstance(inner, LEO) and inner.latent_steps > 0
+
+
+def parameters(head: Head) -> Float[Array, "code size"]:
+    """θ of a head that was descended on or generated."""
+    if isinstance(head, LinearHead):
+        return head.weights
+    if isinstance(head, GeneratedHead):
+        return head.parameters
+    raise TypeError(f"{type(head).__name__} has no parameters of its own")
+
+
+def code_path(learner: LEO, support: Batch) -> Float[Array, "point code latent"]:
+    """z before the first latent step and after each, with means and without dropout."""
+
+    def after(steps: int) -> Float[Array, "code latent"]:
+        return dataclasses.replace(learner, latent_steps=steps).adapt(support).trace.adapted_code
+
+    return jnp.stack([after(steps) for steps in range(learner.latent_steps + 1)])
+
+
+def weight_path(learner: Descending, support: Batch) -> Float[Array, "point code size"]:
+    """θ before the first step that is taken in θ and after each: all of Meta-SGD's steps, the last ones of LEO."""
+    if isinstance(learner, LEO):
+        field, total = "finetune_steps", learner.finetune_steps
+    else:
+        field, total = "num_steps", learner.num_steps
+
+    def after(steps: int) -> Float[Array, "code size"]:
+        return parameters(dataclasses.replace(learner, **{field: steps}).adapt(support).head)
+
+    return jnp.stack([after(steps) for steps in range(total + 1)])
+
+
+def decode(learner: LEO, codes: Float[Array, "point code latent"]) -> Float[Array, "point code size"]:
+    """θ of every point of a path in z."""
+    return jax.vmap(lambda code: learner.decode(code, None))(codes)
+
+
+def descending(learner: Learner, name: str) -> Descending:
+    """The learner that takes steps, or one line on why there is none."""
+    inner = inside(learner)
+    if not isinstance(inner, Descending):
+        raise BadInput(f"{name} takes no gradient steps; LEO, MAML, Meta-SGD and Reptile do")
+    return inner
+
+
+class Labelled(NamedTuple):
+    """A support set, what each of its codes stands for, and the rows of the examples that each was made of.
+
+    A code stands for a class, known by the row of its first example, or for a function: 1 for a sine, 0 for a line.
+    """
+
+    support: Batch
+    labels: Int[Array, " code"]
+    rows: Int[Array, "code shot"]
+
+
+def draw_labelled(tasks: Tasks, key: PRNGKeyArray) -> Labelled:
+    if isinstance(tasks, SinesAndLines):
+        curve, task = tasks.draw(key)
+        return Labelled(task.support, curve.is_sine[None].astype(jnp.int32), jnp.zeros((1, 0), jnp.int32))
+    if isinstance(tasks, Episodes):
+        picks = tasks.pick(key)
+        return Labelled(tasks.fetch(picks).support, picks.support[:, 0], picks.support)
+    raise TypeError(f"{type(tasks).__name__} has no labels")
+
+
+def walk(
+    function: Callable[[Any, Any, PRNGKeyArray], PyTree],
+    learner: Learner,
+    tasks: Tasks,
+    seed: int,
+    num_tasks: int,
+    progress: Progress = silent,
+    *,
+    draw: Callable[[Any, PRNGKeyArray], Any] = lambda tasks, key: tasks.sample(key),
+    on_host: Callable[[PyTree], PyTree] = lambda values: values,
+    at_once: int = 50,
+) -> PyTree:
+    """`function(learner, task, key)` for each of the tasks that `metaleo evaluate` tests on with this seed.
+
+    The key is for what is done to the task. `on_host` is done in NumPy to each block of values, before the next one is
+    begun.
+    """
+
+    @jax.jit
+    def block(learner: Learner, tasks: Tasks, key: PRNGKeyArray, indices: Int[Array, " task"]) -> PyTree:
+        return map_tasks(
+            lambda drawn, own: function(learner, drawn, own), lambda own: draw(tasks, own), key, indices, at_once
+        )
+
+    def values(indices: Int[Array, " task"]) -> PyTree:
+        return on_host(jax.tree.map(np.asarray, block(learner, tasks, task_key(seed), indices)))
+
+    return in_blocks(values, num_tasks, progress, block=2 * at_once)

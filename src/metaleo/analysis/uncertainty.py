@@ -1,0 +1,224 @@
+"""Does a model know when it is wrong? Certainty of its answers against their errors.
+
+A stochastic LEO can be asked twice: the classifier of its means, as it is tested, and many classifiers drawn from its
+Gaussians, each adapted by itself, whose probabilities are averaged. Other learners have one classifier.
+"""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from metaleo.analysis.paths import Progress, inside, silent, walk
+from metaleo.evaluation import mean_and_interval
+from metaleo.learners import LEO, Learner
+from metaleo.predictive import Sampled, covered
+from metaleo.subjects import Bench, Subject
+from metaleo.tasks import Task
+from metaleo.tasks.functions import Curve
+
+GROUPS = 10
+"""Of tasks: the interval of a number that is no mean over tasks comes from its values in these groups."""
+BINS = 10
+"""Of the reliability diagram."""
+LEFT_OUT = 0.1
+SHARES = np.arange(0, 0.91, 0.05)
+"""Of answers that are left out, for the curve."""
+LEVELS = np.arange(0.05, 1, 0.05)
+"""Of the predictive intervals of functions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """Every query of every task: whether it was answered rightly, and how certain the model was."""
+
+    correct: Bool[np.ndarray, "task query"]
+    confidence: Float[np.ndarray, "task query"]
+    """The probability of the answer."""
+    entropy: Float[np.ndarray, "task query"]
+    """Of the probabilities, in nats."""
+    disagreement: Float[np.ndarray, "task query"] | None
+    """Share of the sampled classifiers that would answer otherwise."""
+    present: Bool[np.ndarray, "task query"]
+    """False for padding."""
+
+
+def entropy(probabilities: Float[Array, "*query way"]) -> Float[Array, "*query"]:
+    return -jnp.sum(jax.scipy.special.xlogy(probabilities, probabilities), axis=-1)
+
+
+def answer(probabilities: Float[Array, "query way"], task: Task) -> dict[str, Any]:
+    correct = probabilities.argmax(-1) == task.query.targets.argmax(-1)
+    return {"correct": correct, "confidence": probabilities.max(-1), "entropy": entropy(probabilities)}
+
+
+def answers_of_samples(probabilities: Float[Array, "sample query way"], task: Task) -> dict[str, Any]:
+    mean = probabilities.mean(0)
+    differ = probabilities.argmax(-1) != mean.argmax(-1)[None, :]
+    return answer(mean, task) | {"disagreement": differ.astype(mean.dtype).mean(0)}
+
+
+def ask(
+    subject: Subject,
+    bench: Bench,
+    split: str,
+    seed: int,
+    num_tasks: int,
+    samples: int,
+    query: int | None = None,
+    progress: Progress = silent,
+) -> dict[str, Answers]:
+    """Answers of the classifier of the means, and where there is one to draw from, of sampled classifiers."""
+    inner = inside(subject.learner)
+    stochastic = isinstance(inner, LEO) and inner.stochastic
+
+    def look(learner: Learner, task: Task, key: PRNGKeyArray) -> dict[str, Any]:
+        def classify(key: PRNGKeyArray | None) -> Float[Array, "query way"]:
+            return jax.nn.softmax(jax.vmap(learner.adapt(task.support, None, key).head)(task.query.inputs))
+
+        found = {"means": answer(classify(None), task) | {"present": task.query.mask}}
+        if stochastic:
+            sampled = jax.vmap(classify)(jax.random.split(key, samples))
+            found["samples"] = answers_of_samples(sampled, task) | {"present": task.query.mask}
+        return found
+
+    tasks = bench.tasks(subject, split, query)
+    found = walk(look, subject.learner, tasks, seed, num_tasks, progress, at_once=10)
+    return {way: Answers(**({"disagreement": None} | values)) for way, values in found.items()}
+
+
+def error_ranking(doubt: Float[np.ndarray, " query"], correct: Bool[np.ndarray, " query"]) -> float:
+    """AUROC: how often a wrong answer is more in doubt than a right one; NaN where all are right, or all wrong."""
+    from sklearn.metrics import roc_auc_score
+
+    return float("nan") if correct.all() or not correct.any() else float(roc_auc_score(~correct, doubt))
+
+
+def kept_accuracy(doubt: Float[np.ndarray, " query"], correct: Bool[np.ndarray, " query"], left_out: float) -> float:
+    """Accuracy of the answers left when this share of them, the most in doubt, is left out."""
+    kept = np.argsort(doubt, kind="stable")[: len(doubt) - round(left_out * len(doubt))]
+    return float(correct[kept].mean())
+
+
+def reliability(answers: Answers) -> list[dict[str, float]]:
+    """Answers by confidence: how many, how confident on average, and how many of them right."""
+    confidence, correct = answers.confidence[answers.present], answers.correct[answers.present]
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    return [
+        {"count": int(member.sum()), "confidence": float(confidence[member].mean(dtype=np.float64)),
+         "accuracy": float(correct[member].mean())}
+        for member in (bins == index for index in range(BINS)) if member.any()
+    ]  # fmt: skip
+
+
+def over_groups(function: Any, doubt: Float[np.ndarray, "task query"], answers: Answers) -> tuple[float, float]:
+    """A number over all answers, and its 95 % interval from its values in groups of tasks."""
+
+    def of(part: slice) -> float:
+        present = answers.present[part]
+        return function(doubt[part][present], answers.correct[part][present])
+
+    count = len(answers.correct)
+    edges = np.linspace(0, count, GROUPS + 1).astype(int)
+    each = [of(slice(*ends)) for ends in itertools.pairwise(edges) if ends[1] > ends[0]]
+    each = np.array([value for value in each if np.isfinite(value)])
+    return of(slice(None)), mean_and_interval(each)[1]
+
+
+def describe_answers(answers: Answers) -> dict[str, Any]:
+    """Accuracy, calibration, and how well doubt finds errors."""
+    present = answers.present
+    per_task = np.where(present, answers.correct, False).sum(1) / present.sum(1)
+    accuracy, interval = mean_and_interval(per_task)
+    table = reliability(answers)
+    total = sum(row["count"] for row in table)
+    result: dict[str, Any] = {
+        "accuracy": accuracy,
+        "accuracy_interval": interval,
+        "answers": total,
+        "mean_confidence": float(answers.confidence[present].mean(dtype=np.float64)),
+        "calibration_error": sum(row["count"] * abs(row["accuracy"] - row["confidence"]) for row in table) / total,
+        "reliability": table,
+    }
+    doubts = {"entropy": answers.entropy}
+    if answers.disagreement is not None:
+        doubts["disagreement"] = answers.disagreement
+    for name, doubt in doubts.items():
+        ranking = over_groups(error_ranking, doubt, answers)
+        kept = over_groups(lambda doubt, correct: kept_accuracy(doubt, correct, LEFT_OUT), doubt, answers)
+        result[name] = {
+            "mean": float(doubt[present].mean(dtype=np.float64)),
+            "mean_where_right": float(doubt[present & answers.correct].mean(dtype=np.float64)),
+            "mean_where_wrong": float(doubt[present & ~answers.correct].mean(dtype=np.float64)),
+            "error_ranking": ranking[0],
+            "error_ranking_interval": ranking[1],
+            "accuracy_without_least_certain_tenth": kept[0],
+            "accuracy_without_least_certain_tenth_interval": kept[1],
+        }
+    return result
+
+
+def accuracy_as_kept(answers: Answers, doubt: Float[np.ndarray, "task query"]) -> Float[np.ndarray, " share"]:
+    """Accuracy of what is kept, for each share that is left out."""
+    flat, correct = doubt[answers.present], answers.correct[answers.present]
+    return np.array([kept_accuracy(flat, correct, share) for share in SHARES])
+
+
+# Functions
+
+
+@dataclasses.dataclass(frozen=True)
+class Functions:
+    """Every point of every task of sines and lines: how far off the mean of the samples is, and how spread they are."""
+
+    error: Float[np.ndarray, "task point"]
+    """Squared, against the truth without noise."""
+    spread: Float[np.ndarray, "task point"]
+    """Standard deviation of the sampled functions."""
+    coverage: Float[np.ndarray, "task level"]
+    """Share of the task's noisy targets within the interval of each level."""
+
+
+def ask_functions(
+    subject: Subject, bench: Bench, seed: int, num_tasks: int, samples: int, progress: Progress = silent
+) -> Functions:
+    def look(learner: Learner, drawn: tuple[Curve, Task], key: PRNGKeyArray) -> dict[str, Any]:
+        curve, task = drawn
+        x, y = task.query.inputs[:, 0], task.query.targets[:, 0]
+        functions = Sampled(learner, samples).predict(curve, task.support, key, x)
+        inside = jax.vmap(lambda level: covered(functions, y, 1.0, level))(jnp.asarray(LEVELS, y.dtype))
+        return {
+            "error": (functions.mean(0) - curve(x)) ** 2,
+            "spread": functions.std(0),
+            "coverage": inside.astype(y.dtype).mean(1),
+        }
+
+    found = walk(look, subject.learner, bench.tasks(subject), seed, num_tasks, progress,
+                 draw=lambda tasks, key: tasks.draw(key), at_once=10)  # fmt: skip
+    return Functions(**found)
+
+
+def describe_functions(functions: Functions) -> dict[str, Any]:
+    """Error, with and without the points where samples differ most, and coverage by level."""
+    from scipy.stats import spearmanr
+
+    error, spread = functions.error.ravel().astype(np.float64), functions.spread.ravel()
+    kept = np.argsort(spread, kind="stable")[: len(spread) - round(LEFT_OUT * len(spread))]
+    sampled = spread.max() > 1e-6
+    mse, interval = mean_and_interval(functions.error.mean(1))
+    return {
+        "mse": mse,
+        "mse_interval": interval,
+        "points": len(error),
+        "mean_spread": float(spread.mean(dtype=np.float64)),
+        "spread_and_error_rank_correlation": float(np.asarray(spearmanr(spread, error))[0]) if sampled else None,
+        "mse_without_least_certain_tenth": float(error[kept].mean()) if sampled else None,
+        "coverage": [
+            {"level": round(float(level), 2), "coverage": float(share)}
+            for level, share in zip(LEVELS, functions.coverage.mean(0, dtype=np.float64), strict=True)
+        ],
+    }
