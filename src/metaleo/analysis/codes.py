@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from metaleo.analysis.paths import Labelled, Progress, code_path, draw_labelled, inside, opened, silent, walk
+from metaleo.data.words import in_words
 from metaleo.errors import BadInput
 from metaleo.learners import LEO, Learner
 from metaleo.subjects import Bench, Subject
@@ -38,7 +39,8 @@ class Codes:
         return self.paths[:, -1]
 
     def label(self, name: str) -> int:
-        """Of the class of this name."""
+        """Of the class of this name, or of this WordNet number."""
+        name = in_words(name)
         present = [self.names[label] for label in np.unique(self.labels)]
         if name not in present:
             raise BadInput(f"no class {name!r} among these codes; there are {', '.join(present)}")
@@ -71,7 +73,7 @@ def collect_codes(
     part = bench.metaset.subset(split)  # type: ignore[union-attr]
     class_of = np.full(len(part.features), -1)
     class_of[part.rows] = np.repeat(np.arange(len(part.counts)), part.counts)
-    return Codes(paths, class_of[labels], rows, part.class_names)
+    return Codes(paths, class_of[labels], rows, tuple(map(in_words, part.class_names)))
 
 
 def silhouettes(

@@ -6,6 +6,7 @@ Gaussians, each adapted by itself, whose probabilities are averaged. Other learn
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -62,33 +63,29 @@ def answers_of_samples(probabilities: Float[Array, "sample query way"], task: Ta
     return answer(mean, task) | {"disagreement": differ.astype(mean.dtype).mean(0)}
 
 
-def ask(
-    subject: Subject,
-    bench: Bench,
-    split: str,
-    seed: int,
-    num_tasks: int,
-    samples: int,
-    query: int | None = None,
-    progress: Progress = silent,
-) -> dict[str, Answers]:
-    """Answers of the classifier of the means, and where there is one to draw from, of sampled classifiers."""
-    inner = inside(subject.learner)
-    stochastic = isinstance(inner, LEO) and inner.stochastic
+def asker(samples: int, query: int | None = None) -> Callable[..., dict[str, Answers]]:
+    """How to ask a subject: its classifier of the means, and where there is something to draw, sampled classifiers."""
 
-    def look(learner: Learner, task: Task, key: PRNGKeyArray) -> dict[str, Any]:
-        def classify(key: PRNGKeyArray | None) -> Float[Array, "query way"]:
-            return jax.nn.softmax(jax.vmap(learner.adapt(task.support, None, key).head)(task.query.inputs))
+    def ask(
+        subject: Subject, bench: Bench, split: str, seed: int, num_tasks: int, progress: Progress = silent
+    ) -> dict[str, Answers]:
+        inner = inside(subject.learner)
+        stochastic = isinstance(inner, LEO) and inner.stochastic
 
-        found = {"means": answer(classify(None), task) | {"present": task.query.mask}}
-        if stochastic:
-            sampled = jax.vmap(classify)(jax.random.split(key, samples))
-            found["samples"] = answers_of_samples(sampled, task) | {"present": task.query.mask}
-        return found
+        def look(learner: Learner, task: Task, key: PRNGKeyArray) -> dict[str, Any]:
+            def classify(key: PRNGKeyArray | None) -> Float[Array, "query way"]:
+                return jax.nn.softmax(jax.vmap(learner.adapt(task.support, None, key).head)(task.query.inputs))
 
-    tasks = bench.tasks(subject, split, query)
-    found = walk(look, subject.learner, tasks, seed, num_tasks, progress, at_once=10)
-    return {way: Answers(**({"disagreement": None} | values)) for way, values in found.items()}
+            found = {"means": answer(classify(None), task) | {"present": task.query.mask}}
+            if stochastic:
+                sampled = jax.vmap(classify)(jax.random.split(key, samples))
+                found["samples"] = answers_of_samples(sampled, task) | {"present": task.query.mask}
+            return found
+
+        found = walk(look, subject.learner, bench.tasks(subject, split, query), seed, num_tasks, progress, at_once=10)
+        return {way: Answers(**({"disagreement": None} | values)) for way, values in found.items()}
+
+    return ask
 
 
 def error_ranking(doubt: Float[np.ndarray, " query"], correct: Bool[np.ndarray, " query"]) -> float:
@@ -183,23 +180,29 @@ class Functions:
     """Share of the task's noisy targets within the interval of each level."""
 
 
-def ask_functions(
-    subject: Subject, bench: Bench, seed: int, num_tasks: int, samples: int, progress: Progress = silent
-) -> Functions:
+def function_asker(samples: int) -> Callable[..., Functions]:
+    """How to ask a subject for sampled functions."""
+
     def look(learner: Learner, drawn: tuple[Curve, Task], key: PRNGKeyArray) -> dict[str, Any]:
         curve, task = drawn
         x, y = task.query.inputs[:, 0], task.query.targets[:, 0]
         functions = Sampled(learner, samples).predict(curve, task.support, key, x)
-        inside = jax.vmap(lambda level: covered(functions, y, 1.0, level))(jnp.asarray(LEVELS, y.dtype))
+        within = jax.vmap(lambda level: covered(functions, y, 1.0, level))(jnp.asarray(LEVELS, y.dtype))
         return {
             "error": (functions.mean(0) - curve(x)) ** 2,
             "spread": functions.std(0),
-            "coverage": inside.astype(y.dtype).mean(1),
+            "coverage": within.astype(y.dtype).mean(1),
         }
 
-    found = walk(look, subject.learner, bench.tasks(subject), seed, num_tasks, progress,
-                 draw=lambda tasks, key: tasks.draw(key), at_once=10)  # fmt: skip
-    return Functions(**found)
+    def ask(
+        subject: Subject, bench: Bench, split: str, seed: int, num_tasks: int, progress: Progress = silent
+    ) -> Functions:
+        tasks = bench.tasks(subject, split)
+        found = walk(look, subject.learner, tasks, seed, num_tasks, progress,
+                     draw=lambda tasks, key: tasks.draw(key), at_once=10)  # fmt: skip
+        return Functions(**found)
+
+    return ask
 
 
 def describe_functions(functions: Functions) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Annotated
 import tyro
 
 from metaleo import __version__
+from metaleo.cli.analyse import Analyse
 from metaleo.cli.common import say
 from metaleo.cli.compare import Compare
 from metaleo.cli.embed import Embed
@@ -27,6 +28,7 @@ Command = (
     | Annotated[Search, tyro.conf.subcommand("search")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Analyse, tyro.conf.subcommand("analyse")]
     | Annotated[PlotFunctions, tyro.conf.subcommand("plot-functions")]
     | Annotated[Pack, tyro.conf.subcommand("pack")]
     | Annotated[Pretrain, tyro.conf.subcommand("pretrain")]

@@ -118,6 +118,30 @@ def score_with_progress(learner, episodes, seed: int, tasks: int, name: str):
         return evaluate(learner, episodes, seed, tasks, lambda done: progress.update(bar, completed=done))
 
 
+def watch(tasks: int):
+    """A way to do work on this many tasks with a bar."""
+
+    def do(name: str, work):
+        with progress_bar() as progress:
+            bar = progress.add_task(name, total=tasks, note="")
+            return work(lambda done: progress.update(bar, completed=done))
+
+    return do
+
+
+def print_finding(finding) -> None:
+    from rich import box
+
+    say.print(f"\n{finding.title}", markup=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, collapse_padding=True)
+    for index, heading in enumerate(finding.headings):
+        table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in finding.rows:
+        table.add_row(*row)
+    say.print(table)
+    say.print(finding.note, markup=False)
+
+
 def print_reports(title: str, reports: dict) -> None:
     import statistics
 

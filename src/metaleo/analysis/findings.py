@@ -1,0 +1,196 @@
+"""The four analyses from end to end: look at the subjects, put the numbers in a table, know how to draw the figure."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from metaleo.analysis import figures, uncertainty
+from metaleo.analysis.codes import NEIGHBOURS, collect_codes, describe_codes, project, typical_class
+from metaleo.analysis.coverage import describe_coverage, measure_coverage
+from metaleo.analysis.curvature import describe_curvature, measure_curvature
+from metaleo.analysis.paths import Progress
+from metaleo.subjects import Bench, Subject
+
+Watch = Callable[[str, Callable[[Progress], Any]], Any]
+"""Does the work of this name, which says how many tasks are done."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """Where to look: the tasks, and who watches."""
+
+    bench: Bench
+    split: str
+    seed: int
+    tasks: int
+    watch: Watch
+
+    @property
+    def where(self) -> str:
+        classes = "" if self.bench.problem else f" {self.split}"
+        data = "" if self.bench.problem else f" of {Path(self.bench.data).name}"
+        return f"{self.bench.kind}, {self.tasks:,}{classes} tasks{data}, seed {self.seed}"
+
+    def measure(self, subject: Subject, function: Callable[..., Any]) -> Any:
+        def work(heard: Progress) -> Any:
+            return function(subject, self.bench, self.split, self.seed, self.tasks, heard)
+
+        return self.watch(subject.name, work)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A table, the numbers behind it (by subject), and a figure to be drawn."""
+
+    title: str
+    numbers: dict[str, dict[str, Any]]
+    headings: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    note: str
+    """What the table and the figure show."""
+    draw: Callable[[Path], None]
+
+
+def look_at_codes(subject: Subject, look: Look, highlight: str | None = None) -> Finding:
+    codes = look.measure(subject, collect_codes)
+    label = typical_class(codes) if highlight is None else codes.label(highlight)
+    numbers = describe_codes(codes)
+    rows = [
+        (point, f"{numbers[point]['silhouette']:.3f}", f"{100 * numbers[point]['purity']:.1f} %",
+         f"{numbers[point]['spread']:.2f}")
+        for point in ("before", "after")
+    ]  # fmt: skip
+    moved = numbers["moved"]
+    kinds = "families" if look.bench.problem else "classes"
+    note = (
+        f"{numbers['codes']:,} codes of {numbers['classes']} {kinds}; purity: share of the {NEIGHBOURS} nearest "
+        f"neighbours that are of the same one ({100 * numbers['chance_purity']:.1f} % by chance); spread: root mean "
+        f"squared distance to the mean. A code moves by {moved['median']:.2f} (5-95 %: {moved['5 %']:.2f}-"
+        f"{moved['95 %']:.2f}); of the neighbours of a code among all codes, before and after, "
+        f"{100 * numbers['apart']:.1f} % are on its own side (a half if nothing had changed)."
+    )
+
+    def draw(path: Path) -> None:
+        figures.plot_codes(path, codes, project(codes, look.seed), label)
+
+    headings = ("adaptation", "silhouette", "purity", "spread")
+    return Finding(f"Codes of {subject.name}: {look.where}", {subject.name: numbers}, headings, rows, note, draw)
+
+
+def look_at_curvature(subjects: Sequence[Subject], look: Look) -> Finding:
+    found = {one.name: look.measure(one, measure_curvature) for one in subjects}
+    numbers = {name: describe_curvature(spectra) for name, spectra in found.items()}
+    rows = []
+    for name, held in numbers.items():
+        for space, letter in (("z", "z"), ("theta", "θ")):
+            for point in ("before", "after"):
+                if f"{space} {point}" in held:
+                    own = held[f"{space} {point}"]
+                    rows.append((f"{name}, in {letter}", point, between(own["eigenvalues"], "{:.2g}"),
+                                 f"{own['largest']['median']:.2g}", f"{own['mean']['median']:.2g}"))  # fmt: skip
+    ratios = [
+        f"{name}: {own['eigenvalues']:.2g} × by the median eigenvalue, {own['largest']:.2g} × by the largest, "
+        f"{own['mean']:.2g} × by the mean over all directions"
+        for name, own in ((name, held.get("z over theta before")) for name, held in numbers.items()) if own
+    ]  # fmt: skip
+    note = (
+        "Absolute eigenvalues of the Hessian of the support loss, in nats per squared unit of z or θ: median (5-95 %) of "
+        "those not zero by construction; median over tasks of the largest, and of the mean with zeros."
+    )
+    if ratios:
+        note += f" Curvature in z over that in θ, before adaptation: {'; '.join(ratios)}."
+    missing = [name for name, held in numbers.items() if "theta before" not in held]
+    if missing:
+        note += f" θ of {', '.join(missing)} has too many numbers for exact eigenvalues."
+    headings = ("", "adaptation", "eigenvalues", "largest", "mean")
+    return Finding(
+        f"Curvature: {look.where}", numbers, headings, rows, note, lambda path: figures.plot_curvature(path, found)
+    )
+
+
+def look_at_coverage(subjects: Sequence[Subject], look: Look) -> Finding:
+    found = {one.name: look.measure(one, measure_coverage) for one in subjects}
+    numbers = {name: describe_coverage(coverage) for name, coverage in found.items()}
+    rows = []
+    for name, held in numbers.items():
+        for kind, words in (("z", "steps in z"), ("decoded", "the same in θ"), ("theta", "steps in θ")):
+            if f"steps {kind}" in held:
+                rows.append((name, words, between(held[f"steps {kind}"], "{:.3g}"),
+                             between(held[f"from start to end {kind}"], "{:.3g}")))  # fmt: skip
+    decoders = [
+        f"{name}: {held['singular values']['least']:.2f} to {held['singular values']['greatest']:.2f}, "
+        f"median {held['singular values']['median']:.2f}"
+        for name, held in numbers.items() if "singular values" in held
+    ]  # fmt: skip
+    note = "Euclidean lengths over all codes, or all weights, of a task: median (5-95 %)."
+    if decoders:
+        note += f" Singular values of the decoder, 1 keeping lengths: {'; '.join(decoders)}."
+    headings = ("", "", "one step", "from start to end")
+    return Finding(
+        f"Coverage: {look.where}", numbers, headings, rows, note, lambda path: figures.plot_coverage(path, found)
+    )
+
+
+def look_at_uncertainty(
+    subjects: Sequence[Subject], look: Look, samples: int | None = None, query: int | None = None
+) -> Finding:
+    if look.bench.problem:
+        return look_at_functions(subjects, look, samples or 100)
+    samples = samples or 32
+    found = {one.name: look.measure(one, uncertainty.asker(samples, query)) for one in subjects}
+    numbers = {
+        name: {way: uncertainty.describe_answers(answers) for way, answers in ways.items()}
+        for name, ways in found.items()
+    }
+    rows = []
+    for name, ways in numbers.items():
+        for way, held in ways.items():
+            for doubt in ("entropy", "disagreement"):
+                if doubt in held:
+                    own = held[doubt]
+                    rows.append((
+                        name + ("" if way == "means" else f", {samples} samples"),
+                        f"{100 * held['accuracy']:.2f} ± {100 * held['accuracy_interval']:.2f} %",
+                        f"{100 * held['calibration_error']:.1f} %",
+                        doubt,
+                        f"{own['error_ranking']:.3f} ± {own['error_ranking_interval']:.3f}",
+                        f"{100 * own['accuracy_without_least_certain_tenth']:.2f} %",
+                    ))  # fmt: skip
+    note = (
+        "±: 95 %. Doubt by the entropy of the answer's probabilities, or by the share of sampled classifiers that answer "
+        "otherwise. AUROC: how often a wrong answer is more in doubt than a right one. Last: accuracy when the tenth "
+        "of all answers that is most in doubt is left out."
+    )
+    headings = ("", "accuracy", "calib. error", "doubt by", "AUROC", "without a tenth")
+    return Finding(
+        f"Certainty: {look.where}", numbers, headings, rows, note, lambda path: figures.plot_uncertainty(path, found)
+    )
+
+
+def look_at_functions(subjects: Sequence[Subject], look: Look, samples: int) -> Finding:
+    found = {one.name: look.measure(one, uncertainty.function_asker(samples)) for one in subjects}
+    numbers = {name: uncertainty.describe_functions(functions) for name, functions in found.items()}
+    rows = []
+    for name, held in numbers.items():
+        at = {row["level"]: f"{100 * row['coverage']:.1f} %" for row in held["coverage"]}
+        ranked, kept = held["spread_and_error_rank_correlation"], held["mse_without_least_certain_tenth"]
+        rows.append((
+            name, f"{held['mse']:.3f} ± {held['mse_interval']:.3f}", at[0.5], at[0.9],
+            "–" if ranked is None else f"{ranked:.2f}", "–" if kept is None else f"{kept:.3f}",
+        ))  # fmt: skip
+    note = (
+        f"{samples} sampled functions a task, 100 points each. Targets inside the predictive intervals of 50 and 90 %; "
+        "rank correlation of the spread of samples with the squared error of their mean, over all points; and the "
+        "error when the tenth of all points where samples differ most is left out."
+    )
+    headings = ("", "MSE (95 %)", "in 50 %", "in 90 %", "rank corr.", "without a tenth")
+    return Finding(
+        f"Certainty: {look.where}", numbers, headings, rows, note,
+        lambda path: figures.plot_function_uncertainty(path, found),
+    )  # fmt: skip
+
+
+def between(held: dict[str, float], style: str) -> str:
+    low, median, high = (style.format(held[name]) for name in ("5 %", "median", "95 %"))
+    return f"{median} ({low}-{high})"
