@@ -64,16 +64,14 @@ def collect_codes(
         inner, support = opened(learner, drawn.support)
         return jnp.moveaxis(code_path(inner, support), 0, 1), drawn.labels, drawn.rows
 
-    paths, labels, rows = (
-        values.reshape(-1, *values.shape[2:])
-        for values in walk(look, subject.learner, tasks, seed, num_tasks, progress, draw=draw_labelled)
-    )
+    paths, labels, rows = walk(look, subject.learner, tasks, seed, num_tasks, progress, draw=draw_labelled)
+    paths, labels = paths.reshape(-1, *paths.shape[2:]), labels.ravel()
     if isinstance(tasks, SinesAndLines):
-        return Codes(paths, labels, rows, ("line", "sine"))
+        return Codes(paths, labels, np.zeros((len(labels), 0), int), ("line", "sine"))
     part = bench.metaset.subset(split)  # type: ignore[union-attr]
     class_of = np.full(len(part.features), -1)
     class_of[part.rows] = np.repeat(np.arange(len(part.counts)), part.counts)
-    return Codes(paths, class_of[labels], rows, tuple(map(in_words, part.class_names)))
+    return Codes(paths, class_of[labels], rows.reshape(len(labels), -1), tuple(map(in_words, part.class_names)))
 
 
 def silhouettes(

@@ -4,14 +4,13 @@ The loss is the inner one, of the support set (Eq. 5), where adaptation starts a
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from metaleo.analysis.paths import (
     Descending,
@@ -23,13 +22,15 @@ from metaleo.analysis.paths import (
     walk,
     weight_path,
 )
-from metaleo.learners import LEO, Learner
+from metaleo.learners import LEO
 from metaleo.subjects import Bench, Subject
-from metaleo.tasks.task import Batch, Task
+from metaleo.tasks.task import Batch
 
 POINTS: tuple[str, ...] = ("before", "after")
 LARGEST = 2000
 """Numbers in a point whose whole Hessian is formed."""
+WHOLE_TASKS = 100
+"""Tasks at most for which whole Hessians in θ are formed: each takes half a second."""
 ROUNDING = 1e-6
 """Eigenvalues of whole Hessians below this share of the task's largest are rounding error."""
 
@@ -89,33 +90,32 @@ def hessian(loss: Callable[[Any], Any], at: Float[Array, "code dim"]) -> Float[A
     return jax.hessian(lambda flat: loss(flat.reshape(at.shape)))(at.reshape(-1))
 
 
-def describe_losses(learner: Descending, support: Batch) -> dict[str, list[Logits | Float[Array, "numbers numbers"]]]:
-    """What the Hessians at both points follow from: for linear classifiers a few numbers, else the Hessians."""
+def loss_of(learner: Descending, support: Batch) -> Callable[[Float[Array, "code size"]], Float[Array, ""]]:
+    """The inner loss of a task as a function of θ."""
     network = learner.network
+    return lambda theta: network.support_loss(jax.vmap(network.head(theta))(support.inputs), support)
 
-    def loss(weights: Float[Array, "code size"]) -> Float[Array, ""]:
-        return network.support_loss(jax.vmap(network.head(weights))(support.inputs), support)
 
-    def linear_in(point: Float[Array, "way dim"], inputs: Float[Array, "example dim"]) -> Logits:
-        return Logits(inputs, inputs @ point.T, support.way * support.weights())
+def linear_in(point: Float[Array, "way dim"], inputs: Float[Array, "example dim"], support: Batch) -> Logits:
+    return Logits(inputs, inputs @ point.T, support.way * support.weights())
 
-    found = {}
+
+def look_in_z(learner: LEO, support: Batch) -> list[Logits | Float[Array, "numbers numbers"]]:
+    """What the Hessians at both points follow from: for linear classifiers a few numbers, else the Hessians."""
+    path = code_path(learner, support)
+    if learner.network.linear and learner.decoder.linear:
+        return [linear_in(code, support.inputs @ learner.decoder.to_mean.T, support) for code in (path[0], path[-1])]
+    loss = loss_of(learner, support)
+    return [hessian(lambda code: loss(learner.decode(code, None)), code) for code in (path[0], path[-1])]
+
+
+def look_in_theta(learner: Descending, support: Batch) -> list[Logits | Float[Array, "numbers numbers"]]:
+    """The same in θ, from the weights of the first code to the last weights."""
     path = weight_path(learner, support)
-    start, end = path[0], path[-1]
-    if isinstance(learner, LEO):
-        codes = code_path(learner, support)
-        ends = codes[0], codes[-1]
-        start = learner.decode(codes[0], None)
-        decode = functools.partial(learner.decode, noise=None)
-        if network.linear and learner.decoder.linear:
-            found["z"] = [linear_in(code, support.inputs @ learner.decoder.to_mean.T) for code in ends]
-        else:
-            found["z"] = [hessian(lambda code: loss(decode(code)), code) for code in ends]
-    if network.linear:
-        found["theta"] = [linear_in(theta, support.inputs) for theta in (start, end)]
-    elif start.size <= LARGEST:
-        found["theta"] = [hessian(loss, theta) for theta in (start, end)]
-    return found
+    start = learner.decode(code_path(learner, support)[0], None) if isinstance(learner, LEO) else path[0]
+    if learner.network.linear:
+        return [linear_in(theta, support.inputs, support) for theta in (start, path[-1])]
+    return [hessian(loss_of(learner, support), theta) for theta in (start, path[-1])]
 
 
 def spectrum(held: Any) -> Float[np.ndarray, "task eigenvalue"]:
@@ -127,23 +127,29 @@ def spectrum(held: Any) -> Float[np.ndarray, "task eigenvalue"]:
 def measure_curvature(
     subject: Subject, bench: Bench, split: str, seed: int, num_tasks: int, progress: Progress = silent
 ) -> Spectra:
-    """Eigenvalues for these tasks; none in θ where it has too many numbers for an exact answer."""
+    """Eigenvalues for these tasks; in θ for fewer, or none, where it has too many numbers for an exact answer."""
     inner = descending(subject.learner, f"{subject.path} ({subject.config.structure.learner})")
-
-    def look(learner: Learner, task: Task, _: PRNGKeyArray) -> dict[str, list[Any]]:
-        return describe_losses(*opened(learner, task.support))
-
-    def on_host(found: dict[str, list[Any]]) -> dict[str, list[np.ndarray]]:
-        return {space: [spectrum(held) for held in points] for space, points in found.items()}
-
-    tasks = bench.tasks(subject, split)
-    at_once = 50 if inner.network.linear else 5
-    found = walk(look, subject.learner, tasks, seed, num_tasks, progress, on_host=on_host, at_once=at_once)
-    values = {space: dict(zip(POINTS, points, strict=True)) for space, points in found.items()}
-    codes = bench.way if inner.network.per_class else 1
-    sizes = {"theta": codes * inner.network.size}
+    network = inner.network
+    codes = bench.way if network.per_class else 1
+    sizes = {"theta": codes * network.size}
+    looks: dict[str, tuple[Callable[..., Any], int]] = {}
     if isinstance(inner, LEO):
         sizes["z"] = codes * len(inner.latent_step_size)
+        looks["z"] = look_in_z, num_tasks
+    if network.linear or sizes["theta"] <= LARGEST:
+        looks["theta"] = look_in_theta, num_tasks if network.linear else min(num_tasks, WHOLE_TASKS)
+    tasks, values, total = bench.tasks(subject, split), {}, sum(count for _, count in looks.values())
+    done = 0
+    for space, (look, count) in looks.items():
+        points = walk(
+            lambda learner, task, _, look=look: look(*opened(learner, task.support)),
+            subject.learner, tasks, seed, count,
+            lambda now, done=done: progress((done + now) * num_tasks // total),
+            on_host=lambda points: [spectrum(held) for held in points],
+            at_once=50 if network.linear else 5,
+        )  # fmt: skip
+        values[space] = dict(zip(POINTS, points, strict=True))
+        done += count
     return Spectra(values, sizes)
 
 

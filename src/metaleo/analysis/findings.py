@@ -95,14 +95,16 @@ def look_at_curvature(subjects: Sequence[Subject], look: Look) -> Finding:
         for name, own in ((name, held.get("z over theta before")) for name, held in numbers.items()) if own
     ]  # fmt: skip
     note = (
-        "Absolute eigenvalues of the Hessian of the support loss, in nats per squared unit of z or θ: median (5-95 %) of "
-        "those not zero by construction; median over tasks of the largest, and of the mean with zeros."
+        "Absolute eigenvalues of the Hessian of the support loss, in nats per squared unit of z or θ: median (5-95 %) "
+        "of those not zero by construction; median over tasks of the largest, and of the mean with zeros."
     )
     if ratios:
         note += f" Curvature in z over that in θ, before adaptation: {'; '.join(ratios)}."
-    missing = [name for name, held in numbers.items() if "theta before" not in held]
-    if missing:
-        note += f" θ of {', '.join(missing)} has too many numbers for exact eigenvalues."
+    for name, spectra in found.items():
+        if "theta" not in spectra.values:
+            note += f" θ of {name} has {spectra.sizes['theta']:,} numbers, too many for exact eigenvalues."
+        elif len(spectra.values["theta"]["before"]) < look.tasks:
+            note += f" In θ of {name}: the first {len(spectra.values['theta']['before'])} tasks."
     headings = ("", "adaptation", "eigenvalues", "largest", "mean")
     return Finding(
         f"Curvature: {look.where}", numbers, headings, rows, note, lambda path: figures.plot_curvature(path, found)
@@ -158,9 +160,9 @@ def look_at_uncertainty(
                         f"{100 * own['accuracy_without_least_certain_tenth']:.2f} %",
                     ))  # fmt: skip
     note = (
-        "±: 95 %. Doubt by the entropy of the answer's probabilities, or by the share of sampled classifiers that answer "
-        "otherwise. AUROC: how often a wrong answer is more in doubt than a right one. Last: accuracy when the tenth "
-        "of all answers that is most in doubt is left out."
+        "±: 95 %. Doubt by the entropy of the answer's probabilities, or by the share of sampled classifiers that "
+        "answer otherwise. AUROC: how often a wrong answer is more in doubt than a right one. Last: accuracy when the "
+        "tenth of all answers that is most in doubt is left out."
     )
     headings = ("", "accuracy", "calib. error", "doubt by", "AUROC", "without a tenth")
     return Finding(

@@ -87,20 +87,20 @@ def descending(learner: Learner, name: str) -> Descending:
 
 
 class Labelled(NamedTuple):
-    """A support set, what each of its codes stands for, and the rows of the examples that each was made of.
+    """A support set, what each of its codes stands for, and the rows of the examples that each was made of, if any.
 
     A code stands for a class, known by the row of its first example, or for a function: 1 for a sine, 0 for a line.
     """
 
     support: Batch
     labels: Int[Array, " code"]
-    rows: Int[Array, "code shot"]
+    rows: Int[Array, "code shot"] | None
 
 
 def draw_labelled(tasks: Tasks, key: PRNGKeyArray) -> Labelled:
     if isinstance(tasks, SinesAndLines):
         curve, task = tasks.draw(key)
-        return Labelled(task.support, curve.is_sine[None].astype(jnp.int32), jnp.zeros((1, 0), jnp.int32))
+        return Labelled(task.support, curve.is_sine[None].astype(jnp.int32), None)
     if isinstance(tasks, Episodes):
         picks = tasks.pick(key)
         return Labelled(tasks.fetch(picks).support, picks.support[:, 0], picks.support)
