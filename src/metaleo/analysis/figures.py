@@ -80,7 +80,7 @@ def draw_paths(axes: Any, codes: Codes, most: int = 60) -> None:
         for path in paths[codes.labels == label][:most]:
             axes.plot(*path.T, color=colour, linewidth=0.6, alpha=0.6)
             axes.plot(*path[-1], "o", color=colour, markersize=1.8, markeredgewidth=0)
-    axes.set_title(f"(c) the way of {most} codes of each, dots at its end", fontsize=8)
+    axes.set_title("(c) latent paths, dots at their ends", fontsize=8)
     axes.set_xlabel(f"component 1 ({100 * shares[0]:.0f} % of variance)", fontsize=SMALL)
     axes.set_ylabel(f"component 2 ({100 * shares[1]:.0f} %)", fontsize=SMALL)
     plain(axes)
@@ -230,7 +230,7 @@ def plot_function_uncertainty(path: Path, asked: Mapping[str, Functions]) -> Non
         coverage.set_xlabel("level of the interval (%)", fontsize=SMALL)
         coverage.set_ylabel("targets inside (%)", fontsize=SMALL)
         coverage.set_title("(a) coverage of predictive intervals", fontsize=8)
-        error.set_xlabel("spread of sampled functions (units of y), by tenths", fontsize=SMALL)
+        error.set_xlabel("spread of sampled functions (units of y)", fontsize=SMALL)
         error.set_ylabel("root mean squared error (units of y)", fontsize=SMALL)
         error.set_title("(b) error where functions differ", fontsize=8)
         for axes in grid[0]:

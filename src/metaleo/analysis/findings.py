@@ -12,8 +12,8 @@ from metaleo.analysis.curvature import describe_curvature, measure_curvature
 from metaleo.analysis.paths import Progress
 from metaleo.subjects import Bench, Subject
 
-Watch = Callable[[str, Callable[[Progress], Any]], Any]
-"""Does the work of this name, which says how many tasks are done."""
+Watch = Callable[[str, int, Callable[[Progress], Any]], Any]
+"""Does the work of this name on this many tasks, which says how many are done."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Look:
         def work(heard: Progress) -> Any:
             return function(subject, self.bench, self.split, self.seed, self.tasks, heard)
 
-        return self.watch(subject.name, work)
+        return self.watch(subject.name, self.tasks, work)
 
 
 @dataclasses.dataclass(frozen=True)

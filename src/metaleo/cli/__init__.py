@@ -15,6 +15,7 @@ from metaleo.cli.pack import Pack
 from metaleo.cli.plot_functions import PlotFunctions
 from metaleo.cli.pretrain import Pretrain
 from metaleo.cli.quickstart import Quickstart
+from metaleo.cli.report import Report
 from metaleo.cli.reproduce import Reproduce
 from metaleo.cli.search import Search
 from metaleo.cli.train import Train
@@ -29,6 +30,7 @@ Command = (
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Analyse, tyro.conf.subcommand("analyse")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[PlotFunctions, tyro.conf.subcommand("plot-functions")]
     | Annotated[Pack, tyro.conf.subcommand("pack")]
     | Annotated[Pretrain, tyro.conf.subcommand("pretrain")]

@@ -50,7 +50,7 @@ class Analysis:
         bench = Bench(subjects, self.data, self.way, self.shot)
         if self.split is not None:
             bench.refuse_for_functions("split")
-        return subjects, Look(bench, self.split or split, self.seed, self.tasks, watch(self.tasks))
+        return subjects, Look(bench, self.split or split, self.seed, self.tasks, watch)
 
     def tell(self, subjects: "list[Subject]", look: "Look", finding: "Finding", out: Path) -> None:
         """The table, the figure, and what is wanted as JSON."""

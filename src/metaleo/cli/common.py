@@ -113,20 +113,14 @@ def train_with_progress(run, name: str, go_on: str = ""):
 def score_with_progress(learner, episodes, seed: int, tasks: int, name: str):
     from metaleo.evaluation import evaluate
 
+    return watch(name, tasks, lambda heard: evaluate(learner, episodes, seed, tasks, heard))
+
+
+def watch(name: str, tasks: int, work):
+    """Do work on this many tasks, with a bar."""
     with progress_bar() as progress:
         bar = progress.add_task(name, total=tasks, note="")
-        return evaluate(learner, episodes, seed, tasks, lambda done: progress.update(bar, completed=done))
-
-
-def watch(tasks: int):
-    """A way to do work on this many tasks with a bar."""
-
-    def do(name: str, work):
-        with progress_bar() as progress:
-            bar = progress.add_task(name, total=tasks, note="")
-            return work(lambda done: progress.update(bar, completed=done))
-
-    return do
+        return work(lambda done: progress.update(bar, completed=done))
 
 
 def print_finding(finding) -> None:
