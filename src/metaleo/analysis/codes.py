@@ -12,10 +12,10 @@ from metaleo.data.words import in_words
 from metaleo.errors import BadInput
 from metaleo.learners import LEO, Learner
 from metaleo.subjects import Bench, Subject
-from metaleo.tasks.functions import SinesAndLines
 
 NEIGHBOURS = 10
 FEWEST_TASKS = 20
+FAMILIES = ("line", "sine")
 PERPLEXITY = 30.0
 
 
@@ -38,19 +38,9 @@ class Codes:
     def after(self) -> Float[np.ndarray, "code latent"]:
         return self.paths[:, -1]
 
-    def label(self, name: str) -> int:
-        """Of the class of this name, or of this WordNet number."""
-        name = in_words(name)
-        present = [self.names[label] for label in np.unique(self.labels)]
-        if name not in present:
-            raise BadInput(f"no class {name!r} among these codes; there are {', '.join(present)}")
-        return self.names.index(name)
 
-
-def collect_codes(
-    subject: Subject, bench: Bench, split: str, seed: int, num_tasks: int, progress: Progress = silent
-) -> Codes:
-    """Codes of these tasks, with means and without dropout."""
+def check_codes(subject: Subject, num_tasks: int) -> None:
+    """Refuse what has no codes, or none that move."""
     if num_tasks < FEWEST_TASKS:
         raise BadInput(f"--tasks must be at least {FEWEST_TASKS}, not {num_tasks}: codes are compared with each other")
     learner = inside(subject.learner)
@@ -58,6 +48,13 @@ def collect_codes(
         raise BadInput(f"{subject.path} is a model of {subject.config.structure.learner}, which has no codes; LEO has")
     if not learner.latent_steps:
         raise BadInput(f"{subject.path} takes no steps on its codes: there is no before and after")
+
+
+def collect_codes(
+    subject: Subject, bench: Bench, split: str, seed: int, num_tasks: int, progress: Progress = silent
+) -> Codes:
+    """Codes of these tasks, with means and without dropout."""
+    check_codes(subject, num_tasks)
     tasks = bench.tasks(subject, split)
 
     def look(learner: Learner, drawn: Labelled, _: PRNGKeyArray) -> Any:
@@ -66,12 +63,17 @@ def collect_codes(
 
     paths, labels, rows = walk(look, subject.learner, tasks, seed, num_tasks, progress, draw=draw_labelled)
     paths, labels = paths.reshape(-1, *paths.shape[2:]), labels.ravel()
-    if isinstance(tasks, SinesAndLines):
-        return Codes(paths, labels, np.zeros((len(labels), 0), int), ("line", "sine"))
-    part = bench.metaset.subset(split)  # type: ignore[union-attr]
+    if bench.metaset is None:
+        return Codes(paths, labels, np.zeros((len(labels), 0), int), FAMILIES)
+    part = bench.metaset.subset(split)
     class_of = np.full(len(part.features), -1)
     class_of[part.rows] = np.repeat(np.arange(len(part.counts)), part.counts)
-    return Codes(paths, class_of[labels], rows.reshape(len(labels), -1), tuple(map(in_words, part.class_names)))
+    return Codes(paths, class_of[labels], rows.reshape(len(labels), -1), label_names(bench, split))
+
+
+def label_names(bench: Bench, split: str) -> tuple[str, ...]:
+    """What codes may stand for, in words."""
+    return FAMILIES if bench.metaset is None else tuple(map(in_words, bench.metaset.subset(split).class_names))
 
 
 def silhouettes(
@@ -142,6 +144,7 @@ def describe_codes(codes: Codes) -> dict[str, Any]:
 
 def spread(points: Float[np.ndarray, "code latent"]) -> float:
     """Root mean squared distance to the mean."""
+    points = np.asarray(points, np.float64)
     return float(np.sqrt(((points - points.mean(0)) ** 2).sum(1).mean()))
 
 

@@ -15,7 +15,6 @@ from metaleo.analysis.paths import (
     code_path,
     decode,
     descending,
-    inside,
     opened,
     silent,
     walk,
@@ -62,7 +61,7 @@ def measure_coverage(
     subject: Subject, bench: Bench, split: str, seed: int, num_tasks: int, progress: Progress = silent
 ) -> Coverage:
     """Of these tasks, with means and without dropout."""
-    descending(subject.learner, f"{subject.path} ({subject.config.structure.learner})")
+    inner = descending(subject)
 
     def on_host(found: dict[str, Any]) -> dict[str, Any]:
         jacobians = found.pop("jacobian", None)
@@ -73,7 +72,6 @@ def measure_coverage(
         subject.learner, bench.tasks(subject, split), seed, num_tasks, progress, on_host=on_host,
     )  # fmt: skip
     singular = found.pop("singular", None)
-    inner = inside(subject.learner)
     if isinstance(inner, LEO) and inner.decoder.linear:
         singular = np.linalg.svd(np.asarray(inner.decoder.to_mean, np.float64), compute_uv=False)
     return Coverage(

@@ -64,7 +64,7 @@ def softmax_spectrum(
 
     It is Σ_i w_i S_i ⊗ x_i x_iᵀ with S = diag(p) - ppᵀ = RRᵀ, R = diag(√p)(I - √p√pᵀ), that is FFᵀ for the factor F
     with a column √w_i r_ia ⊗ x_i for each example i and way a; and FᵀF, whose entries are inner products, has the
-    same eigenvalues save zeros. As R has rank way - 1, at most examples x (way - 1) of them are not zero.
+    same eigenvalues save zeros. As logits may all shift alike, at most (way - 1) min(examples, dim) are not zero.
     """
     inputs, logits, weights = (np.asarray(values, np.float64) for values in (inputs, logits, weights))
     examples, way = logits.shape[-2:]
@@ -75,7 +75,7 @@ def softmax_spectrum(
     products = inputs @ np.swapaxes(inputs, -1, -2)
     gram = np.einsum("...ij,...ica,...jcb->...iajb", products, factors, factors)
     gram = gram.reshape(*gram.shape[:-4], examples * way, examples * way)
-    rank = min(examples * (way - 1), way * inputs.shape[-1])
+    rank = (way - 1) * min(examples, inputs.shape[-1])
     return np.maximum(np.linalg.eigvalsh(gram)[..., ::-1][..., :rank], 0)
 
 
@@ -128,7 +128,7 @@ def measure_curvature(
     subject: Subject, bench: Bench, split: str, seed: int, num_tasks: int, progress: Progress = silent
 ) -> Spectra:
     """Eigenvalues for these tasks; in θ for fewer, or none, where it has too many numbers for an exact answer."""
-    inner = descending(subject.learner, f"{subject.path} ({subject.config.structure.learner})")
+    inner = descending(subject)
     network = inner.network
     codes = bench.way if network.per_class else 1
     sizes = {"theta": codes * network.size}

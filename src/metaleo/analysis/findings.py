@@ -6,10 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from metaleo.analysis import figures, uncertainty
-from metaleo.analysis.codes import NEIGHBOURS, collect_codes, describe_codes, project, typical_class
+from metaleo.analysis.codes import (
+    NEIGHBOURS,
+    check_codes,
+    collect_codes,
+    describe_codes,
+    label_names,
+    project,
+    typical_class,
+)
 from metaleo.analysis.coverage import describe_coverage, measure_coverage
 from metaleo.analysis.curvature import describe_curvature, measure_curvature
-from metaleo.analysis.paths import Progress
+from metaleo.analysis.paths import Progress, descending
+from metaleo.data.words import in_words
+from metaleo.errors import BadInput
 from metaleo.subjects import Bench, Subject
 
 Watch = Callable[[str, int, Callable[[Progress], Any]], Any]
@@ -32,6 +42,12 @@ class Look:
         data = "" if self.bench.problem else f" of {Path(self.bench.data).name}"
         return f"{self.bench.kind}, {self.tasks:,}{classes} tasks{data}, seed {self.seed}"
 
+    def check(self, subjects: Sequence[Subject], able: Callable[[Subject], Any] = lambda subject: None) -> None:
+        """Refuse before any work what would fail in the middle of it."""
+        for one in subjects:
+            able(one)
+            self.bench.tasks(one, self.split)
+
     def measure(self, subject: Subject, function: Callable[..., Any]) -> Any:
         def work(heard: Progress) -> Any:
             return function(subject, self.bench, self.split, self.seed, self.tasks, heard)
@@ -53,8 +69,12 @@ class Finding:
 
 
 def look_at_codes(subject: Subject, look: Look, highlight: str | None = None) -> Finding:
+    look.check([subject], lambda one: check_codes(one, look.tasks))
+    names = label_names(look.bench, look.split)
+    if highlight is not None and in_words(highlight) not in names:
+        raise BadInput(f"no class {highlight!r} to highlight; there are {', '.join(names)}")
     codes = look.measure(subject, collect_codes)
-    label = typical_class(codes) if highlight is None else codes.label(highlight)
+    label = typical_class(codes) if highlight is None else names.index(in_words(highlight))
     numbers = describe_codes(codes)
     rows = [
         (point, f"{numbers[point]['silhouette']:.3f}", f"{100 * numbers[point]['purity']:.1f} %",
@@ -79,6 +99,7 @@ def look_at_codes(subject: Subject, look: Look, highlight: str | None = None) ->
 
 
 def look_at_curvature(subjects: Sequence[Subject], look: Look) -> Finding:
+    look.check(subjects, descending)
     found = {one.name: look.measure(one, measure_curvature) for one in subjects}
     numbers = {name: describe_curvature(spectra) for name, spectra in found.items()}
     rows = []
@@ -112,6 +133,7 @@ def look_at_curvature(subjects: Sequence[Subject], look: Look) -> Finding:
 
 
 def look_at_coverage(subjects: Sequence[Subject], look: Look) -> Finding:
+    look.check(subjects, descending)
     found = {one.name: look.measure(one, measure_coverage) for one in subjects}
     numbers = {name: describe_coverage(coverage) for name, coverage in found.items()}
     rows = []
@@ -139,6 +161,7 @@ def look_at_uncertainty(
 ) -> Finding:
     if look.bench.problem:
         return look_at_functions(subjects, look, samples or 100)
+    look.check(subjects)
     samples = samples or 32
     found = {one.name: look.measure(one, uncertainty.asker(samples, query)) for one in subjects}
     numbers = {

@@ -14,6 +14,7 @@ from metaleo.evaluation import in_blocks, map_tasks, task_key
 from metaleo.learners import LEO, MAML, Joint, Learner, MetaSGD, Reptile
 from metaleo.model.heads import Head, LinearHead
 from metaleo.model.network import GeneratedHead
+from metaleo.subjects import Subject
 from metaleo.tasks import Episodes, Tasks
 from metaleo.tasks.functions import SinesAndLines
 from metaleo.tasks.task import Batch
@@ -78,11 +79,12 @@ def decode(learner: LEO, codes: Float[Array, "point code latent"]) -> Float[Arra
     return jax.vmap(lambda code: learner.decode(code, None))(codes)
 
 
-def descending(learner: Learner, name: str) -> Descending:
+def descending(subject: Subject) -> Descending:
     """The learner that takes steps, or one line on why there is none."""
-    inner = inside(learner)
+    inner = inside(subject.learner)
     if not isinstance(inner, Descending):
-        raise BadInput(f"{name} takes no gradient steps; LEO, MAML, Meta-SGD and Reptile do")
+        name = subject.config.structure.learner
+        raise BadInput(f"{subject.path} ({name}) takes no gradient steps; LEO, MAML, Meta-SGD and Reptile do")
     return inner
 
 
@@ -132,6 +134,15 @@ def walk(
         )
 
     def values(indices: Int[Array, " task"]) -> PyTree:
-        return on_host(jax.tree.map(np.asarray, block(learner, tasks, task_key(seed), indices)))
+        found = jax.tree.map(np.asarray, block(learner, tasks, task_key(seed), indices))
+        refuse_divergence(found, int(indices[-1]) + 1)
+        return on_host(found)
 
     return in_blocks(values, num_tasks, progress, block=2 * at_once)
+
+
+def refuse_divergence(values: PyTree, seen: int) -> None:
+    """Of a model that goes astray nothing can be told."""
+    leaves = [leaf for leaf in jax.tree.leaves(values) if np.issubdtype(leaf.dtype, np.floating)]
+    if not all(np.isfinite(leaf).all() for leaf in leaves):
+        raise BadInput(f"adaptation leads to NaN or Inf within the first {seen:,} tasks: the model diverges there")

@@ -1,0 +1,230 @@
+"""`metaleo analyse` and `metaleo report` as a user meets them."""
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from metaleo import data
+from metaleo.checkpoint import save_model
+from metaleo.cli import main
+from metaleo.config import SINES, Structure, TrainConfig
+from metaleo.files import write_text
+from small import DIM, make_metaset, shake
+from test_cli import fails
+
+SMALL = Structure(dim=DIM, way=3, latent=4, latent_steps=2, finetune_steps=2, latent_step_size=0.5)
+
+
+def make_run(folder, structure, seeds=(0,), **training):
+    """A run folder as training leaves it, with learners of weights that matter."""
+    config = TrainConfig(data="features.npz", way=3, shot=2, seeds=len(seeds), structure=structure)
+    config = dataclasses.replace(config, **training)
+    for seed in seeds:
+        name = "model.safetensors" if len(seeds) == 1 else f"model-{seed}.safetensors"
+        merit = "validation_loss" if structure.noise else "validation_accuracy"
+        header = {"config": config.to_json(), "seed": seed, "step": 20 + seed, merit: 0.5 + 0.1 * seed}
+        save_model(folder / name, shake(structure.init(jax.random.key(seed)), 0.1), structure, header)
+    write_text(folder / "config.json", json.dumps(config.to_json()))
+    records = [
+        {"step": step, "seed": seed, "query_accuracy": 0.4, "validation_accuracy": 0.5, "skipped": 0}
+        for step in (10, 20) for seed in seeds
+    ]  # fmt: skip
+    write_text(folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data.save(make_metaset(), "features.npz")
+    make_run(tmp_path / "leo", SMALL, seeds=(0, 1))
+    make_run(tmp_path / "generator", dataclasses.replace(SMALL, learner="leo-generator-finetuned"))
+    make_run(tmp_path / "sgd", dataclasses.replace(SMALL, learner="meta-sgd"))
+    make_run(tmp_path / "nets", dataclasses.replace(SMALL, learner="prototypical"))
+    return tmp_path
+
+
+def told(capsys, *words):
+    main([*words, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def is_figure(path):
+    with Image.open(path) as image:
+        assert min(image.size) > 300
+    return True
+
+
+def test_codes(here, capsys):
+    result = told(capsys, "analyse", "codes", "leo", "--tasks", "25", "--seed", "3", "--out", "a/codes.png")
+    assert is_figure("a/codes.png")
+    (model,) = result["models"]
+    assert (result["split"], result["tasks"], result["seed"], result["way"]) == ("val", 25, 3, 3)
+    assert (model["model"], model["codes"], model["classes"]) == ("leo/model-0.safetensors", 75, 5)
+    assert model["before"]["silhouette"] != model["after"]["silhouette"]
+    again = told(capsys, "analyse", "codes", "leo/model-0.safetensors", "--tasks", "25", "--seed", "3")
+    assert again["models"] == result["models"]
+    other = told(capsys, "analyse", "codes", "leo/model-1.safetensors", "--tasks", "25", "--split", "test")
+    assert other["models"][0]["moved"] != model["moved"]
+
+
+def test_curvature_and_coverage(here, capsys):
+    runs = ("leo", "generator", "sgd")
+    curvature = told(capsys, "analyse", "curvature", *runs, "--tasks", "7", "--out", "c.svg")
+    assert "<svg" in (here / "c.svg").read_text()
+    leo, generator, sgd = curvature["models"]
+    assert [leo["name"], generator["name"], sgd["name"]] == ["LEO", "generator + fine-tuning", "Meta-SGD"]
+    assert leo["numbers"] == {"z": 12, "theta": 3 * DIM}
+    assert sgd["numbers"] == {"theta": 3 * DIM}
+    assert "z before" not in sgd
+    assert generator["z before"] == generator["z after"] == leo["z before"] != leo["z after"]  # the same weights
+    coverage = told(capsys, "analyse", "coverage", *runs, "--tasks", "7", "--out", "c.pdf")
+    assert (here / "c.pdf").read_bytes().startswith(b"%PDF")
+    assert {name for name in coverage["models"][2] if name.startswith("steps")} == {"steps theta"}
+    assert {name for name in coverage["models"][0] if name.startswith("steps")} == {
+        "steps z", "steps decoded", "steps theta"
+    }  # fmt: skip
+
+
+def test_uncertainty_is_of_the_tasks_that_evaluate_tests(here, capsys):
+    found = told(capsys, "analyse", "uncertainty", "leo", "sgd", "--tasks", "9", "--samples", "5", "--seed", "2")
+    assert is_figure("uncertainty.png")
+    leo, sgd = found["models"]
+    assert set(leo) - {"name", "model"} == {"means", "samples"}
+    assert set(sgd) - {"name", "model"} == {"means"}
+    assert 0 < leo["samples"]["disagreement"]["mean"] < 1
+    for name, own in (("leo/model-0.safetensors", leo), ("sgd", sgd)):
+        tested = told(capsys, "evaluate", name, "--tasks", "9", "--seed", "2")
+        assert own["means"]["accuracy"] == pytest.approx(tested["models"][0]["accuracy"], abs=1e-6)
+
+
+def test_functions(here, capsys):
+    small = dataclasses.replace(SINES, latent=4, latent_steps=2, finetune_steps=1, hidden=3, limit=1.0)
+    make_run(here / "sines", small, data="sines-and-lines", shot=4)
+    codes = told(capsys, "analyse", "codes", "sines", "--tasks", "30")
+    assert (codes["models"][0]["classes"], codes["models"][0]["codes"]) == (2, 30)
+    assert is_figure("codes.png")
+    curvature = told(capsys, "analyse", "curvature", "sines", "--tasks", "6")
+    assert curvature["models"][0]["numbers"] == {"z": 4, "theta": 3 * 2 + 3 * 4 + 4}
+    coverage = told(capsys, "analyse", "coverage", "sines", "--tasks", "6")
+    assert coverage["models"][0]["singular values"]["greatest"] > 0
+    asked = told(capsys, "analyse", "uncertainty", "sines", "--tasks", "6", "--samples", "4")
+    assert len(asked["models"][0]["coverage"]) == 19
+    main(["report", "sines", "--tasks", "25", "--out", "sines.html"])
+    page = (here / "sines.html").read_text()
+    assert page.count("data:image/png") == 6
+    assert "Left out" not in page
+
+
+class Page(HTMLParser):
+    """What a page holds."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen, self.addresses, self.text = [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "action", "data")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, text):
+        self.text += f"{text}\n"
+
+
+def test_report_is_one_page_that_needs_nothing_else(here, capsys):
+    result = told(capsys, "report", "leo", "generator", "sgd", "nets", "--tasks", "25", "--test-tasks", "40")
+    assert result["page"] == "report.html"
+    titles = [title.partition(":")[0] for title in result["sections"]]
+    assert titles == ["Runs", "Learning curves", "Results", "Certainty", "Codes of LEO", "Curvature", "Coverage"]
+    page = Page((here / "report.html").read_text())
+    assert page.open == []
+    assert not {"script", "link", "iframe"} & set(page.seen)
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in page.addresses)
+    assert page.seen.count("img") == 5
+    assert "url(" not in (here / "report.html").read_text()
+    (tested,) = [model for model in told(capsys, "evaluate", "leo", "--tasks", "40")["models"] if model["seed"] == 1]
+    assert f"{100 * tested['accuracy']:.2f} ± {100 * tested['accuracy_interval']:.2f} %" in page.text
+    assert "metaleo report leo generator sgd nets --tasks 25 --test-tasks 40" in page.text
+    assert '"encoder_penalty"' in page.text
+    assert "0.55 ± 0.07" not in page.text  # accuracies are in per cent
+    assert "55.00 ± 7.07 %" in page.text
+    assert str(here) not in page.text
+
+
+def test_names_cannot_change_the_page(here, capsys):
+    (here / "leo").rename("<b>&amp;x")
+    main(["report", "<b>&amp;x", "--tasks", "25", "--test-tasks", "5"])
+    text = (here / "report.html").read_text()
+    assert "<b>" not in text
+    assert "<b>&amp;x" in Page(text).text
+
+
+def test_a_report_says_what_it_leaves_out(here, capsys):
+    data.save(make_metaset(classes=(8, 2, 5)), "features.npz")
+    main(["report", "leo/model-0.safetensors", "--tasks", "25", "--test-tasks", "5"])
+    text = Page((here / "report.html").read_text()).text
+    assert "Left out: 3-way tasks need 3 classes; the val split has 2." in text
+    assert "Learning curves" not in text  # a model file has none
+
+
+def test_bad_input(here, capsys):
+    codes = ("analyse", "codes")
+    assert "sgd/model.safetensors is a model of meta-sgd, which has no codes" in fails(capsys, *codes, "sgd")
+    assert "takes no steps on its codes" in fails(capsys, *codes, "generator")
+    assert "nets/model.safetensors (prototypical) takes no gradient steps" in fails(
+        capsys, "analyse", "curvature", "leo", "nets"
+    )
+    assert "takes no gradient steps" in fails(capsys, "analyse", "coverage", "nets")
+    (here / "empty").mkdir()
+    for words in ((*codes, "empty"), ("analyse", "uncertainty", "empty"), ("report", "empty")):
+        assert "empty has no model yet" in fails(capsys, *words)
+    assert "nowhere does not exist" in fails(capsys, "analyse", "coverage", "leo", "nowhere")
+    assert "6-way tasks need 6 classes; the val split has 5" in fails(capsys, *codes, "leo", "--way", "6")
+    assert "--tasks must be at least 20, not 5" in fails(capsys, *codes, "leo", "--tasks", "5")
+    assert "--tasks must be at least 1, not 0" in fails(capsys, "analyse", "curvature", "leo", "--tasks", "0")
+    assert "--samples must be at least 2" in fails(capsys, "analyse", "uncertainty", "leo", "--samples", "1")
+    assert "ends in .png, .pdf, .svg; x.jpg does not" in fails(capsys, *codes, "leo", "--out", "x.jpg")
+    assert "ends in .html; x.pdf does not" in fails(capsys, "report", "leo", "--out", "x.pdf")
+    assert "no class 'cat' to highlight; there are class8, class9" in fails(
+        capsys, *codes, "leo", "--tasks", "20", "--highlight", "cat"
+    )
+    assert "--split means nothing to sines-and-lines" in fails(capsys, *codes, "sines-and-lines", "--split", "test")
+    assert "--query means nothing" in fails(capsys, "analyse", "uncertainty", "sines-and-lines", "--query", "3")
+    assert "different problems" in fails(capsys, "report", "leo", "sines-and-lines")
+    assert "give a run folder or a model file" in fails(capsys, "analyse", "curvature")
+
+
+def test_a_model_that_diverges(here, capsys):
+    make_run(here / "wild", dataclasses.replace(SMALL, latent_step_size=3e38))
+    for what in ("codes", "curvature", "coverage", "uncertainty"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["analyse", what, "wild", "--tasks", "20"])
+        *_, said = capsys.readouterr().err.strip().splitlines()  # after the bar
+        assert "metaleo: adaptation leads to NaN or Inf within the first 20 tasks" in said
+
+
+def test_help_has_examples(capsys):
+    for words in ([], ["codes"], ["curvature"], ["coverage"], ["uncertainty"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(["analyse", *words, "--help"])
+        assert re.search(r"metaleo analyse \w+ \w+", capsys.readouterr().out)
+
+
+def test_class_names_are_words():
+    from metaleo.data.words import WORDS, in_words
+
+    assert set(WORDS) == set(data.load("sample").class_names)
+    assert in_words("n02174001") == "rhinoceros beetle"
+    assert in_words("Balinese/character01") == "Balinese/character01"
+    assert np.unique(list(WORDS.values())).size == 100
