@@ -6,12 +6,13 @@ import re
 from html.parser import HTMLParser
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
 from metaleo import data
-from metaleo.checkpoint import save_model
+from metaleo.checkpoint import load_model, save_model
 from metaleo.cli import main
 from metaleo.config import SINES, Structure, TrainConfig
 from metaleo.files import write_text
@@ -50,8 +51,9 @@ def here(tmp_path, monkeypatch):
 
 
 def told(capsys, *words):
+    """What a command prints as JSON, of which NaN is no part."""
     main([*words, "--json"])
-    return json.loads(capsys.readouterr().out)
+    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
 
 def is_figure(path):
@@ -101,6 +103,11 @@ def test_uncertainty_is_of_the_tasks_that_evaluate_tests(here, capsys):
     for name, own in (("leo/model-0.safetensors", leo), ("sgd", sgd)):
         tested = told(capsys, "evaluate", name, "--tasks", "9", "--seed", "2")
         assert own["means"]["accuracy"] == pytest.approx(tested["models"][0]["accuracy"], abs=1e-6)
+
+
+def test_one_task_has_no_interval(here, capsys):
+    found = told(capsys, "analyse", "uncertainty", "sgd", "--tasks", "1", "--query", "1")
+    assert found["models"][0]["means"]["accuracy_interval"] is None
 
 
 def test_functions(here, capsys):
@@ -206,10 +213,12 @@ def test_bad_input(here, capsys):
 
 
 def test_a_model_that_diverges(here, capsys):
-    make_run(here / "wild", dataclasses.replace(SMALL, latent_step_size=3e38))
+    path = here / "leo/model-0.safetensors"
+    model = load_model(path)
+    save_model(path, jax.tree.map(lambda leaf: leaf * jnp.nan, model.learner), model.structure, model.header)
     for what in ("codes", "curvature", "coverage", "uncertainty"):
         with pytest.raises(SystemExit, match="2"):
-            main(["analyse", what, "wild", "--tasks", "20"])
+            main(["analyse", what, "leo", "--tasks", "20"])
         *_, said = capsys.readouterr().err.strip().splitlines()  # after the bar
         assert "metaleo: adaptation leads to NaN or Inf within the first 20 tasks" in said
 

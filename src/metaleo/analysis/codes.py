@@ -62,7 +62,7 @@ def collect_codes(
         return jnp.moveaxis(code_path(inner, support), 0, 1), drawn.labels, drawn.rows
 
     paths, labels, rows = walk(look, subject.learner, tasks, seed, num_tasks, progress, draw=draw_labelled)
-    paths, labels = paths.reshape(-1, *paths.shape[2:]), labels.ravel()
+    paths, labels = paths.reshape(-1, *paths.shape[2:]).astype(np.float64), labels.ravel()
     if bench.metaset is None:
         return Codes(paths, labels, np.zeros((len(labels), 0), int), FAMILIES)
     part = bench.metaset.subset(split)
@@ -144,7 +144,6 @@ def describe_codes(codes: Codes) -> dict[str, Any]:
 
 def spread(points: Float[np.ndarray, "code latent"]) -> float:
     """Root mean squared distance to the mean."""
-    points = np.asarray(points, np.float64)
     return float(np.sqrt(((points - points.mean(0)) ** 2).sum(1).mean()))
 
 

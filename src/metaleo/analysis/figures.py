@@ -192,8 +192,9 @@ def plot_uncertainty(path: Path, asked: Mapping[str, Mapping[str, Answers]]) -> 
             edges = np.linspace(0, max(float(answers.entropy[answers.present].max()), 1e-3), 4 * BINS + 1)
             right, wrong = answers.present & answers.correct, answers.present & ~answers.correct
             for member, width in ((right, 0.8), (wrong, 1.8)):
-                heights, _ = np.histogram(answers.entropy[member], edges, density=True)
-                doubt.plot((edges[1:] + edges[:-1]) / 2, heights, color=colour, linestyle=style, linewidth=width)
+                if member.any():
+                    heights, _ = np.histogram(answers.entropy[member], edges, density=True)
+                    doubt.plot((edges[1:] + edges[:-1]) / 2, heights, color=colour, linestyle=style, linewidth=width)
         diagram.set(xlim=(0, 100), ylim=(0, 100), aspect="equal")
         diagram.set_xlabel("confidence (%)", fontsize=SMALL)
         diagram.set_ylabel("right answers (%)", fontsize=SMALL)

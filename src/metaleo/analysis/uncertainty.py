@@ -148,9 +148,9 @@ def describe_answers(answers: Answers) -> dict[str, Any]:
         ranking = over_groups(error_ranking, doubt, answers)
         kept = over_groups(lambda doubt, correct: kept_accuracy(doubt, correct, LEFT_OUT), doubt, answers)
         result[name] = {
-            "mean": float(doubt[present].mean(dtype=np.float64)),
-            "mean_where_right": float(doubt[present & answers.correct].mean(dtype=np.float64)),
-            "mean_where_wrong": float(doubt[present & ~answers.correct].mean(dtype=np.float64)),
+            "mean": mean_and_interval(doubt[present])[0],
+            "mean_where_right": mean_and_interval(doubt[present & answers.correct])[0],
+            "mean_where_wrong": mean_and_interval(doubt[present & ~answers.correct])[0],
             "error_ranking": ranking[0],
             "error_ranking_interval": ranking[1],
             "accuracy_without_least_certain_tenth": kept[0],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from metaleo.cli.common import Int, Text, flag, print_finding, say, watch
+from metaleo.cli.common import Int, Text, flag, print_finding, say, speakable, watch
 from metaleo.errors import BadInput
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Analysis:
             if not bench.problem:
                 settings |= {"way": bench.way, "split": look.split}
             models = [{"name": one.name, "model": str(one.path), **finding.numbers[one.name]} for one in subjects]
-            print(json.dumps({**settings, "models": models}, indent=2))
+            print(json.dumps(speakable({**settings, "models": models}), indent=2))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """What the commands share: flags, progress bars, tables."""
 
 import dataclasses
+import math
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -41,6 +42,15 @@ def progress_bar() -> Progress:
         TextColumn("{task.fields[note]}"),
     )
     return Progress(*columns, console=say)
+
+
+def speakable(value: Any) -> Any:
+    """The same, with None for the numbers that JSON does not know: NaN and the infinities."""
+    if isinstance(value, dict):
+        return {name: speakable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [speakable(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def list_unreadable(unreadable: dict[str, str]) -> None:

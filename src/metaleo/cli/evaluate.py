@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from metaleo.cli.common import Int, Place, Text, flag, print_reports, score_with_progress
+from metaleo.cli.common import Int, Place, Text, flag, print_reports, score_with_progress, speakable
 from metaleo.errors import BadInput
 
 if TYPE_CHECKING:
     from metaleo.subjects import Bench, Subject
-
-UNSPEAKABLE = (float("inf"), -float("inf"))
-"""Numbers that JSON does not know, besides NaN."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +84,7 @@ class Evaluate:
                 "models": [{"model": str(one.path), "seed": one.model.header["seed"], **vars(reports[one.name])}
                            for one in subjects],
             }  # fmt: skip
-            print(json.dumps(result, indent=2))
+            print(json.dumps(speakable(result), indent=2))
 
     def test_functions(self, subjects: "list[Subject]", bench: "Bench") -> None:
         from metaleo.sines_and_lines import judge_models, print_functions, write_function_scores
@@ -104,9 +101,5 @@ class Evaluate:
         if self.json:
             settings = {"problem": bench.problem, "shot": bench.shot, "seed": self.seed, "samples": samples}
             places = {one.name: str(one.path) for one in subjects}
-            rows = [
-                {"name": name, "model": places.get(name)}
-                | {field: None if value in UNSPEAKABLE or value != value else value for field, value in result.items()}
-                for name, result in results.items()
-            ]
-            print(json.dumps({**settings, "models": rows}, indent=2))
+            rows = [{"name": name, "model": places.get(name), **result} for name, result in results.items()]
+            print(json.dumps(speakable({**settings, "models": rows}), indent=2))
