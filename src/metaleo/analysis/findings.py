@@ -187,7 +187,7 @@ def look_at_uncertainty(
         "answer otherwise. AUROC: how often a wrong answer is more in doubt than a right one. Last: accuracy when the "
         "tenth of all answers that is most in doubt is left out."
     )
-    headings = ("", "accuracy", "calib. error", "doubt by", "AUROC", "without a tenth")
+    headings = ("", "accuracy", "calib.\nerror", "doubt by", "AUROC", "without\na tenth")
     return Finding(
         f"Certainty: {look.where}", numbers, headings, rows, note, lambda path: figures.plot_uncertainty(path, found)
     )
@@ -209,7 +209,7 @@ def look_at_functions(subjects: Sequence[Subject], look: Look, samples: int) -> 
         "rank correlation of the spread of samples with the squared error of their mean, over all points; and the "
         "error when the tenth of all points where samples differ most is left out."
     )
-    headings = ("", "MSE (95 %)", "in 50 %", "in 90 %", "rank corr.", "without a tenth")
+    headings = ("", "MSE (95 %)", "in 50 %", "in 90 %", "rank\ncorr.", "without\na tenth")
     return Finding(
         f"Certainty: {look.where}", numbers, headings, rows, note,
         lambda path: figures.plot_function_uncertainty(path, found),

@@ -97,7 +97,7 @@ def error_ranking(doubt: Float[np.ndarray, " query"], correct: Bool[np.ndarray, 
 
 def kept_accuracy(doubt: Float[np.ndarray, " query"], correct: Bool[np.ndarray, " query"], left_out: float) -> float:
     """Accuracy of the answers left when this share of them, the most in doubt, is left out."""
-    kept = np.argsort(doubt, kind="stable")[: len(doubt) - round(left_out * len(doubt))]
+    kept = np.argsort(doubt, kind="stable")[: max(1, len(doubt) - round(left_out * len(doubt)))]
     return float(correct[kept].mean())
 
 

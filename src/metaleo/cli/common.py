@@ -139,7 +139,7 @@ def print_finding(finding) -> None:
     say.print(f"\n{finding.title}", markup=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, collapse_padding=True)
     for index, heading in enumerate(finding.headings):
-        table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index > 0)
     for row in finding.rows:
         table.add_row(*row)
     say.print(table)
