@@ -1,17 +1,22 @@
 """Small problems that every test can afford: eight numbers per example, made up but separable."""
 
+import dataclasses
 import subprocess
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from metaleo import data
+from metaleo.checkpoint import Model
 from metaleo.config import LEARNERS as LEARNERS
-from metaleo.config import Structure
+from metaleo.config import Structure, TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.errors import BadInput
 from metaleo.learners import Hyper
+from metaleo.subjects import Bench, Subject
 from metaleo.tasks import Batch, Task
 from metaleo.tasks.task import labelled
 
@@ -65,6 +70,30 @@ def make_metaset(classes=(8, 5, 5), images=12, seed=0) -> MetaSet:
     splits = [split for split, count in zip(("train", "val", "test"), classes, strict=True) for _ in range(count)]
     names = tuple(f"class{i}" for i in range(sum(classes)))
     return MetaSet.from_classes(features.astype(np.float32), names, tuple(splits))
+
+
+def make_subject(folder, structure, metaset=None, shot=2):
+    """A model of this structure, with weights that matter, and where to look at it."""
+    config = TrainConfig(data=str(folder / "features.npz"), way=3, shot=shot, structure=structure)
+    if structure.noise is not None:
+        config = dataclasses.replace(config, data="sines-and-lines")
+    else:
+        data.save(make_metaset() if metaset is None else metaset, config.data)
+    model = Model(shake(structure.init(jax.random.key(0))), structure, {})
+    subject = Subject(structure.learner, folder, Path("run/model.safetensors"), model, config)
+    return subject, Bench([subject])
+
+
+def own_loss(network, theta, support):
+    """Σ_i loss_i / (examples of a code), from nothing but what f_θ says of each example; up to a constant."""
+    predictions = jax.vmap(lambda x: jax.vmap(network.apply, (0, None))(theta, x))(support.inputs)
+    predictions = predictions if network.per_class else predictions[:, 0]
+    if network.classifies:
+        each = jnp.log(jnp.exp(predictions).sum(1)) - (predictions * support.targets).sum(1)
+    else:
+        each = ((predictions - support.targets) ** 2).sum(1) / (2 * 0.3**2)
+    codes = support.targets.shape[1] if network.per_class else 1
+    return codes * jnp.where(support.mask, each, 0.0).sum() / support.mask.sum().astype(each.dtype)
 
 
 @jax.jit

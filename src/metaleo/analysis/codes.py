@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from metaleo.analysis.paths import Labelled, Progress, code_path, draw_labelled, inside, opened, silent, walk
+from metaleo.config import PROBLEMS
 from metaleo.data.words import in_words
 from metaleo.errors import BadInput
 from metaleo.learners import LEO, Learner
@@ -48,6 +49,10 @@ def check_codes(subject: Subject, num_tasks: int) -> None:
         raise BadInput(f"{subject.path} is a model of {subject.config.structure.learner}, which has no codes; LEO has")
     if not learner.latent_steps:
         raise BadInput(f"{subject.path} takes no steps on its codes: there is no before and after")
+    if subject.config.data not in PROBLEMS and not learner.network.per_class:
+        raise BadInput(f"{subject.path} has one code for all classes of a task: it stands for none of them")
+    if len(learner.latent_step_size) < 2:
+        raise BadInput(f"codes of {subject.path} are single numbers: there is nothing to project")
 
 
 def collect_codes(

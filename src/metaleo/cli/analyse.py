@@ -103,7 +103,7 @@ class AnalyseCurvature(Analysis):
     """Eigenvalues of the Hessian of a task's loss in z and in θ, before and after adaptation: the paper's Figure 5(a).
 
     Exact. The loss is that of the support set. Of a linear classifier only eigenvalues that can differ from zero are
-    told: examples × (ways - 1) of them, in z and in θ alike.
+    told: examples × (ways - 1) of them, in z and in θ alike (fewer in z with more examples than a code has numbers).
 
     Try:
       metaleo analyse curvature runs/leo runs/generator-finetuned runs/meta-sgd
