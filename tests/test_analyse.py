@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from metaleo.checkpoint import load_model, save_model
 from metaleo.cli import main
 from metaleo.config import SINES, Structure, TrainConfig
 from metaleo.files import write_text
+from metaleo.subjects import load_subjects
 from small import DIM, make_metaset, shake
 from test_cli import fails
 
@@ -237,3 +239,19 @@ def test_class_names_are_words():
     assert in_words("n02174001") == "rhinoceros beetle"
     assert in_words("Balinese/character01") == "Balinese/character01"
     assert np.unique(list(WORDS.values())).size == 100
+
+
+def test_what_tells_subjects_apart(here):
+    (here / "other").mkdir()
+    make_run(here / "other/leo", SMALL)
+
+    def names(*places, **options):
+        return [one.name for one in load_subjects([Path(place) for place in places], **options)]
+
+    assert names("leo") == ["seed 0", "seed 1"]
+    assert names("leo", "sgd") == ["leo seed 0", "leo seed 1", "sgd seed 0"]
+    assert names("leo", "sgd", every_seed=False) == ["LEO", "Meta-SGD"]
+    assert names("leo", "leo/model-1.safetensors", every_seed=False) == ["leo", "model-1.safetensors"]
+    twins = ["leo/model-0.safetensors", "other/leo/model.safetensors"]
+    assert names("leo", "other/leo", every_seed=False) == twins
+    assert names("leo/model-0.safetensors", "other/leo") == ["model-0.safetensors seed 0", "leo seed 0"]
