@@ -159,7 +159,8 @@ def plot_coverage(path: Path, coverages: Mapping[str, Coverage]) -> None:
             axes.axhline(1, color="black", linewidth=0.6, zorder=0)
             axes.set_yscale("log")
             low, high = axes.get_ylim()
-            axes.set_ylim(min(low, 0.3), max(high, 12))
+            axes.set_ylim(max(min(low, 0.3), 1e-3), max(high, 12))  # what is flat to rounding has no length to show
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.yaxis.set_major_formatter("{x:g}")
             axes.set_xlabel("number of the singular value", fontsize=SMALL)
             axes.set_ylabel("singular value of the decoder\n(length in θ per length in z)", fontsize=SMALL)
