@@ -158,7 +158,7 @@ def test_bad_input_around_functions(here, capsys):
     assert "--split means nothing" in fails(capsys, "evaluate", "sines-and-lines", "--split", "val")
     assert "--shot must be at least 1" in fails(capsys, "plot-functions", "sines-and-lines", "--shot", "0")
     assert "--samples must be at least 2" in fails(capsys, "evaluate", "sines-and-lines", "--samples", "1")
-    assert "ends in .png" in fails(capsys, "plot-functions", "sines-and-lines", "--out", "figure.pdf")
+    assert "ends in .png" in fails(capsys, "plot-functions", "sines-and-lines", "--out", "figure.jpg")
     assert "--panels must be between" in fails(capsys, "plot-functions", "sines-and-lines", "--panels", "0")
     assert "nowhere does not exist" in fails(capsys, "plot-functions", "nowhere")
     main(["train", "--data", "features.npz", "--learner", "meta-sgd", *SMALL, "--out", "run"])

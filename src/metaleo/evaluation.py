@@ -123,10 +123,10 @@ def in_blocks(
     function: Callable[[Int[Array, " task"]], PyTree],
     num_tasks: int,
     progress: Callable[[int], None] = lambda done: None,
-    block: int = BLOCK,
+    block: int | None = None,
 ) -> PyTree:
     """What a function makes of the numbers of tasks, a block of one size at a time, all on the host in the end."""
-    block = min(block, num_tasks)
+    block = min(block or BLOCK, num_tasks)
     blocks = []
     for first in range(0, num_tasks, block):
         values = function(jnp.arange(first, first + block))
