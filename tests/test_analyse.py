@@ -16,6 +16,7 @@ from metaleo import data
 from metaleo.checkpoint import load_model, save_model
 from metaleo.cli import main
 from metaleo.config import SINES, Structure, TrainConfig
+from metaleo.figures import as_label
 from metaleo.files import write_text
 from metaleo.subjects import load_subjects
 from small import DIM, make_metaset, shake
@@ -154,8 +155,15 @@ class Page(HTMLParser):
 def test_report_is_one_page_that_needs_nothing_else(here, capsys):
     result = told(capsys, "report", "leo", "generator", "sgd", "nets", "--tasks", "25", "--test-tasks", "40")
     assert result["page"] == "report.html"
-    titles = [title.partition(":")[0] for title in result["sections"]]
-    assert titles == ["Runs", "Learning curves", "Results", "Certainty", "Codes of LEO", "Curvature", "Coverage"]
+    assert result["sections"] == [
+        "Runs",
+        "Learning curves",
+        "Results",
+        "Certainty",
+        "Codes of LEO",
+        "Curvature",
+        "Coverage",
+    ]
     page = Page((here / "report.html").read_text())
     assert page.open == []
     assert not {"script", "link", "iframe"} & set(page.seen)
@@ -187,6 +195,29 @@ def test_a_report_says_what_it_leaves_out(here, capsys):
     assert "Learning curves" not in text  # a model file has none
 
 
+def test_names_that_figures_could_misread(here, capsys):
+    (here / "leo").rename("_a $x_{$")
+    (here / "sgd").rename("$")
+    runs = ("_a $x_{$", "$", "generator")
+    main(["report", *runs, "--tasks", "25", "--test-tasks", "5"])
+    assert "Left out" not in (here / "report.html").read_text()
+    for name in runs:
+        assert as_label(name).replace("\\$", "$").removeprefix("\u200b") == name
+    main(["analyse", "coverage", *runs, "--tasks", "5", "--out", "x.png"])
+
+
+def test_a_run_and_one_of_its_models(here, capsys):
+    result = told(capsys, "report", "leo", "leo/model-0.safetensors", "--tasks", "25", "--test-tasks", "5")
+    assert "Codes of LEO" in result["sections"]
+
+
+def test_without_an_encoder_all_codes_start_at_one_point(here, capsys):
+    make_run(here / "prior", dataclasses.replace(SMALL, learner="leo-random-prior"))
+    (model,) = told(capsys, "analyse", "codes", "prior", "--tasks", "20", "--seed", "-1")["models"]
+    assert model["before"] == {"silhouette": None, "purity": None, "spread": 0.0}
+    assert model["after"]["spread"] > 0
+
+
 def test_bad_input(here, capsys):
     codes = ("analyse", "codes")
     assert "sgd/model.safetensors is a model of meta-sgd, which has no codes" in fails(capsys, *codes, "sgd")
@@ -210,6 +241,11 @@ def test_bad_input(here, capsys):
     )
     assert "--split means nothing to sines-and-lines" in fails(capsys, *codes, "sines-and-lines", "--split", "test")
     assert "--query means nothing" in fails(capsys, "analyse", "uncertainty", "sines-and-lines", "--query", "3")
+    assert "--highlight means nothing" in fails(capsys, *codes, "sines-and-lines", "--highlight", "sine")
+    (here / "file").write_text("")
+    assert "cannot write file/x.png" in fails(capsys, *codes, "leo", "--out", "file/x.png")
+    assert "cannot write file/x.html" in fails(capsys, "report", "leo", "--out", "file/x.html")
+    assert "numbers per example" in fails(capsys, "report", "leo", "--data", "sample")
     assert "different problems" in fails(capsys, "report", "leo", "sines-and-lines")
     assert "give a run folder or a model file" in fails(capsys, "analyse", "curvature")
 
@@ -251,7 +287,8 @@ def test_what_tells_subjects_apart(here):
     assert names("leo") == ["seed 0", "seed 1"]
     assert names("leo", "sgd") == ["leo seed 0", "leo seed 1", "sgd seed 0"]
     assert names("leo", "sgd", every_seed=False) == ["LEO", "Meta-SGD"]
-    assert names("leo", "leo/model-1.safetensors", every_seed=False) == ["leo", "model-1.safetensors"]
+    assert names("leo", "leo/model-1.safetensors", every_seed=False) == ["leo seed 0", "leo seed 1"]
     twins = ["leo/model-0.safetensors", "other/leo/model.safetensors"]
     assert names("leo", "other/leo", every_seed=False) == twins
-    assert names("leo/model-0.safetensors", "other/leo") == ["model-0.safetensors seed 0", "leo seed 0"]
+    assert names("leo/model-0.safetensors", "sgd") == ["leo seed 0", "sgd seed 0"]
+    assert names("leo", "leo/model-0.safetensors") == ["seed 0", "seed 1"]  # once

@@ -1,12 +1,13 @@
 """Figures that say what they show: PNG, or for papers PDF and SVG."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaleo.errors import BadInput
-from metaleo.files import replacing
+from metaleo.files import check_writable, replacing
 from metaleo.journal import Record
 
 if TYPE_CHECKING:
@@ -21,9 +22,15 @@ FORMATS = (".png", ".pdf", ".svg")
 
 
 def check_figure(path: Path) -> None:
-    """Refuse a name that does not say what kind of figure it is."""
+    """Refuse a name that does not say what kind of figure it is, or cannot be written to."""
     if path.suffix not in FORMATS:
         raise BadInput(f"--out is a figure, its name ends in {', '.join(FORMATS)}; {path.name} does not")
+    check_writable(path)
+
+
+def as_label(name: str) -> str:
+    """A name as Matplotlib shows it whole: `$` begins no formula, and `_` hides nothing from a legend."""
+    return ("\u200b" if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 @contextlib.contextmanager
@@ -50,7 +57,7 @@ def plot_curves(
     loss = not any("query_accuracy" in record for records in runs.values() for record in records)
     with drawing(path, 1, 1, (10 if crowded else 7, 4.2), dpi=150) as (figure, grid):
         axes = grid[0, 0]
-        for (name, records), colour in zip(runs.items(), COLOURS, strict=False):
+        for (name, records), colour in zip(runs.items(), itertools.cycle(COLOURS), strict=False):
             for index, seed in enumerate(sorted({record["seed"] for record in records})):
                 own = [record for record in records if record["seed"] == seed]
                 for field, style in (
@@ -66,7 +73,7 @@ def plot_curves(
                         if field == "query_accuracy"
                         else "validation tasks"
                     )
-                    shown = f"{name}, {what}" if len(fields) > 1 else name
+                    shown = as_label(f"{name}, {what}" if len(fields) > 1 else name)
                     label = shown if index == 0 else None
                     axes.plot(*zip(*points, strict=True) if points else ([], []), color=colour, label=label, **style)
         where = {"query_accuracy": "training", "validation_accuracy": "validation"}

@@ -37,6 +37,8 @@ class Section:
 
     title: str
     note: str = ""
+    where: str = ""
+    """Of which tasks."""
     headings: tuple[str, ...] = ()
     rows: Sequence[tuple[str, ...]] = ()
     figure: bytes | None = None
@@ -51,10 +53,10 @@ def drawn(draw: Callable[[Path], None]) -> bytes:
 
 
 def of_finding(finding: Finding) -> Section:
-    return Section(finding.title, finding.note, finding.headings, finding.rows, drawn(finding.draw))
+    return Section(finding.title, finding.note, finding.where, finding.headings, finding.rows, drawn(finding.draw))
 
 
-def runs_section(models: Sequence[Subject], subjects: Sequence[Subject]) -> Section:
+def runs_section(models: Sequence[Subject], names: dict[Path, str]) -> Section:
     """What was trained, and how it did on validation tasks: a row per run."""
     rows = []
     for place in dict.fromkeys(one.place for one in models):
@@ -69,17 +71,16 @@ def runs_section(models: Sequence[Subject], subjects: Sequence[Subject]) -> Sect
             shown = f"{factor * statistics.mean(values):.2f} ± {factor * statistics.stdev(values):.2f}{unit}"
         reached = "–" if not steps else f"{steps[0]:,}" + (f" to {steps[-1]:,}" if steps[-1] > steps[0] else "")
         data = Path(config.data).name
-        called = next(one.name for one in subjects if one.place == place)
-        rows.append((str(place), called, config.kind, data, str(len(own)), reached, shown))
+        rows.append((str(place), names[place], config.kind, data, str(len(own)), reached, shown))
     headings = ("run", "called here", "tasks", "data", "seeds", "best step", "validation")
     note = (
         "Validation accuracy, or for functions loss; ± is the standard deviation over seeds. The best step is the one "
         "whose model was kept."
     )
-    return Section("Runs", note, headings, rows)
+    return Section("Runs", note, "", headings, rows)
 
 
-def results_section(models: Sequence[Subject], look: Look) -> Section:
+def results_section(models: Sequence[Subject], names: dict[Path, str], look: Look) -> Section:
     """Test accuracy of every seed of every run, on the same tasks."""
     rows = []
     for place in dict.fromkeys(one.place for one in models):
@@ -88,27 +89,23 @@ def results_section(models: Sequence[Subject], look: Look) -> Section:
             episodes: Any = look.bench.tasks(one, look.split)
             report = summarise(
                 look.watch(
-                    f"{place.name} {one.model.header['seed']}",
+                    f"{names[place]}, seed {one.model.header['seed']}",
                     look.tasks,
                     lambda heard, one=one, tasks=episodes: evaluate(one.learner, tasks, look.seed, look.tasks, heard),
                 )
             )
             accuracies.append(100 * report.accuracy)
             rows.append((
-                place.name, str(one.model.header["seed"]),
+                names[place], str(one.model.header["seed"]),
                 f"{100 * report.accuracy:.2f} ± {100 * report.accuracy_interval:.2f} %",
                 f"{report.nll:.3f} ± {report.nll_interval:.3f}", f"{100 * report.calibration_error:.1f} %",
             ))  # fmt: skip
         if len(accuracies) > 1:
             mean, deviation = statistics.mean(accuracies), statistics.stdev(accuracies)
-            rows.append((place.name, f"all {len(accuracies)}", f"{mean:.2f} ± {deviation:.2f} %", "", ""))
+            rows.append((names[place], f"all {len(accuracies)}", f"{mean:.2f} ± {deviation:.2f} %", "", ""))
     note = "± is the 95 % interval over tasks; in rows of all seeds, the standard deviation over seeds."
-    return Section(
-        f"Results: {look.where}",
-        note,
-        ("run", "seed", "accuracy", "negative log-likelihood", "calibration error"),
-        rows,
-    )
+    headings = ("run", "seed", "accuracy", "negative log-likelihood", "calibration error")
+    return Section("Results", note, look.where, headings, rows)
 
 
 def curves_section(subjects: Sequence[Subject]) -> Section | None:
@@ -136,22 +133,25 @@ def functions_section(subject: Subject, look: Look) -> Section:
 def sections(models: Sequence[Subject], subjects: Sequence[Subject], look: Look, test_tasks: int) -> Iterator[Section]:
     """All that can be said: of `models`, every seed; of `subjects`, one model of each run."""
     functions = look.bench.problem is not None
+    names = {one.place: one.name for one in subjects}
     stepping = [one for one in subjects if isinstance(inside(one.learner), Descending)]
-    yield runs_section(models, subjects)
+    yield runs_section(models, names)
     curves = curves_section(subjects)
     if curves:
         yield curves
     wanted: list[tuple[str, Callable[[], Section]]] = []
     if functions:
-        wanted += [("Functions", lambda one=one: functions_section(one, look)) for one in subjects]
+        wanted += [
+            (f"What {one.name} makes of its points", lambda one=one: functions_section(one, look)) for one in subjects
+        ]
     else:
         testing = dataclasses.replace(look, tasks=test_tasks)
-        wanted.append(("Results", lambda: results_section(models, testing)))
+        wanted.append(("Results", lambda: results_section(models, names, testing)))
     wanted.append(("Certainty", lambda: of_finding(look_at_uncertainty(subjects, look))))
     validating = look if functions else dataclasses.replace(look, split="val")
     for one in subjects:
         if steps_codes(one.learner):
-            wanted.append(("Codes", lambda one=one: of_finding(look_at_codes(one, validating))))
+            wanted.append((f"Codes of {one.name}", lambda one=one: of_finding(look_at_codes(one, validating))))
     if stepping:
         wanted.append(("Curvature", lambda: of_finding(look_at_curvature(stepping, look))))
         wanted.append(("Coverage", lambda: of_finding(look_at_coverage(stepping, look))))
@@ -167,8 +167,7 @@ def write_page(sections: Sequence[Section], models: Sequence[Subject], bench: Be
     runs = list(dict.fromkeys(one.place for one in models))
     title = f"{', '.join(place.name for place in runs)}: {bench.kind}"
     contents = "".join(
-        f'<li><a href="#s{number}">{escape(part.title.partition(":")[0])}</a></li>'
-        for number, part in enumerate(sections)
+        f'<li><a href="#s{number}">{escape(part.title)}</a></li>' for number, part in enumerate(sections)
     )
     body = "".join(write_section(number, part) for number, part in enumerate(sections))
     configs = "".join(
@@ -191,10 +190,9 @@ def write_page(sections: Sequence[Section], models: Sequence[Subject], bench: Be
 
 
 def write_section(number: int, part: Section) -> str:
-    heading, _, rest = part.title.partition(":")
-    parts = [f'<section id="s{number}"><h2>{escape(heading)}</h2>']
-    if rest:
-        parts.append(f'<p class="where">{escape(rest.strip())}</p>')
+    parts = [f'<section id="s{number}"><h2>{escape(part.title)}</h2>']
+    if part.where:
+        parts.append(f'<p class="where">{escape(part.where)}</p>')
     if part.figure is not None:
         image = base64.b64encode(part.figure).decode()
         parts.append(f'<figure><img alt="{escape(part.title)}" src="data:image/png;base64,{image}"></figure>')

@@ -47,17 +47,18 @@ def load_subjects(places: Sequence[Path], every_seed: bool = True) -> list[Subje
     """The models of these runs: all seeds, or the first of each."""
     if not places:
         raise BadInput("give a run folder or a model file")
-    found = {path: one for one in places for path in runs.model_paths(one)[: None if every_seed else 1]}
+    found: dict[Path, Path] = {}
+    for one in places:
+        for path in runs.model_paths(one)[: None if every_seed else 1]:
+            found.setdefault(path, one)
     models = {path: load_model(path) for path in found}
     configs = [TrainConfig.from_json(model.header["config"]) for model in models.values()]
     seeds = [f"seed {model.header['seed']}" for model in models.values()]
-    owners = [place.name for place in found.values()]
-    ways = [  # to tell models apart; the first that does
-        seeds if len(set(found.values())) == 1 else [],
-        [f"{owner} {seed}" for owner, seed in zip(owners, seeds, strict=True)],
-    ]
-    if not every_seed:
-        ways = [[NAMES.get(config.structure.learner, config.structure.learner) for config in configs], owners]
+    folders = [place.parent.resolve().name if place.is_file() else place.name for place in found.values()]
+    each = [f"{folder} {seed}" for folder, seed in zip(folders, seeds, strict=True)]
+    learners = [NAMES.get(config.structure.learner, config.structure.learner) for config in configs]
+    only = len(set(found.values())) == 1
+    ways = [seeds if only else [], each] if every_seed else [learners, folders, each]  # the first that tells them apart
     names = next((way for way in ways if len(set(way)) == len(models)), [str(path) for path in models])
     return [
         Subject(name, found[path], path, model, config)

@@ -1,6 +1,7 @@
 """Codes before and after adaptation: do they come to stand apart by class (Section 4.4, Figure 4)?"""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from metaleo.analysis.paths import Labelled, Progress, code_path, draw_labelled,
 from metaleo.config import PROBLEMS
 from metaleo.data.words import in_words
 from metaleo.errors import BadInput
+from metaleo.evaluation import mean_and_interval
 from metaleo.learners import LEO, Learner
 from metaleo.subjects import Bench, Subject
 
@@ -95,25 +97,34 @@ def purity(
     labels: Int[np.ndarray, " code"],
     rows: Int[np.ndarray, "code shot"],
     neighbours: int = NEIGHBOURS,
+    even: bool = True,
 ) -> float:
-    """Share of each code's nearest neighbours that are of its class.
+    """Share of each code's nearest neighbours that are of its label; NaN where no code has any neighbour.
 
-    Codes that were made of an example in common are no neighbours: they are alike because of the example.
+    Codes that were made of an example in common are no neighbours: they are alike because of the example. Where only
+    codes of one label can have that (`even`), the same share of the others is left out blindly, so that a code meets
+    its own label as often as chance would have it.
     """
     codes = np.asarray(codes, np.float64)
     squares = (codes**2).sum(1)
-    related = shares_example(rows)
+    related, random = shares_example(rows), np.random.default_rng(0)
     shares = []
     for first in range(0, len(codes), 1000):  # a bounded part of all distances at a time
         part = slice(first, first + 1000)
         distances = squares[part, None] + squares[None, :] - 2 * codes[part] @ codes.T
-        distances[related[part].toarray()] = np.inf
-        distances[np.arange(len(distances)), np.arange(first, first + len(distances))] = np.inf
+        apart, same = related[part].toarray(), labels[part, None] == labels[None, :]
+        itself = np.arange(len(apart)), np.arange(first, first + len(apart))
+        apart[itself] = same[itself] = False
+        if even:
+            share = (apart & same).sum(1) / np.maximum(same.sum(1), 1)
+            apart |= ~same & (random.random(same.shape) < share[:, None])
+        apart[itself] = True
+        distances[apart] = np.inf
         nearest = np.argpartition(distances, neighbours, axis=1)[:, :neighbours]
         met = np.isfinite(np.take_along_axis(distances, nearest, axis=1))
-        same = (labels[nearest] == labels[part, None]) & met
-        shares.append(same.sum(1) / np.maximum(met.sum(1), 1))
-    return float(np.concatenate(shares).mean())
+        alike = np.take_along_axis(same, nearest, axis=1) & met
+        shares.append(alike.sum(1)[met.any(1)] / met.sum(1)[met.any(1)])
+    return mean_and_interval(np.concatenate(shares))[0]
 
 
 def shares_example(rows: Int[np.ndarray, "code shot"]) -> Any:
@@ -130,11 +141,10 @@ def describe_codes(codes: Codes) -> dict[str, Any]:
     """Numbers in the latent space itself, before and after; distances in its own units."""
     result: dict[str, Any] = {"codes": len(codes.labels), "classes": len(np.unique(codes.labels))}
     for name, points in (("before", codes.before), ("after", codes.after)):
-        result[name] = {
-            "silhouette": float(silhouettes(points, codes.labels).mean()),
-            "purity": purity(points, codes.labels, codes.rows),
-            "spread": spread(points),
-        }
+        result[name] = {"silhouette": math.nan, "purity": math.nan, "spread": spread(points)}
+        if result[name]["spread"] > 0:  # without an encoder all codes start at one point
+            result[name]["silhouette"] = float(silhouettes(points, codes.labels).mean())
+            result[name]["purity"] = purity(points, codes.labels, codes.rows)
     moved = np.linalg.norm(codes.after - codes.before, axis=1)
     result["moved"] = {
         "mean": float(moved.mean()),
@@ -156,7 +166,8 @@ def apart(codes: Codes) -> float:
     """Share of neighbours on the same side, before or after, among all codes of both: a half if nothing has changed."""
     points = np.concatenate([codes.before, codes.after])
     sides = np.repeat([0, 1], len(codes.labels))
-    return purity(points, sides, np.tile(codes.rows, (2, 1)))
+    rows = codes.rows if codes.rows.size else np.arange(len(codes.labels))[:, None]  # its own other end is no neighbour
+    return purity(points, sides, np.tile(rows, (2, 1)), even=False)
 
 
 def chance(labels: Int[np.ndarray, " code"]) -> float:
@@ -179,7 +190,7 @@ def project(codes: Codes, seed: int) -> Float[np.ndarray, "side code 2"]:
 
     points = np.concatenate([codes.before, codes.after]).astype(np.float32)
     perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
-    placed = TSNE(init="pca", perplexity=perplexity, random_state=seed, n_jobs=-1).fit_transform(points)
+    placed = TSNE(init="pca", perplexity=perplexity, random_state=seed % 2**32, n_jobs=-1).fit_transform(points)
     return placed.reshape(2, -1, 2)
 
 

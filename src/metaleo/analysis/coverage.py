@@ -24,7 +24,7 @@ from metaleo.learners import LEO
 from metaleo.subjects import Bench, Subject
 from metaleo.tasks.task import Batch
 
-KINDS = {"z": "in z", "decoded": "in θ, induced by steps in z", "theta": "in θ"}
+KINDS = {"z": "steps in z", "decoded": "the same steps in θ", "theta": "steps in θ"}
 
 
 @dataclasses.dataclass(frozen=True)

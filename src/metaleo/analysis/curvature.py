@@ -4,6 +4,7 @@ The loss is the inner one, of the support set (Eq. 5), where adaptation starts a
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -156,7 +157,7 @@ def measure_curvature(
 def quantiles(values: Float[np.ndarray, "..."]) -> dict[str, float]:
     """What a box shows."""
     flat = np.asarray(values, np.float64).ravel()
-    flat = flat[np.isfinite(flat)]
+    flat = flat[np.isfinite(flat)] if np.isfinite(flat).any() else np.array([np.nan])
     shares = {"5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95}
     return {name: float(np.quantile(flat, share)) for name, share in shares.items()}
 
@@ -174,8 +175,9 @@ def describe_curvature(spectra: Spectra) -> dict[str, Any]:
             }
     if len(spectra.values) > 1:
         for point in POINTS:
+            z, theta = result[f"z {point}"], result[f"theta {point}"]
             result[f"z over theta {point}"] = {
-                name: result[f"z {point}"][name]["median"] / result[f"theta {point}"][name]["median"]
+                name: z[name]["median"] / (theta[name]["median"] or math.nan)
                 for name in ("eigenvalues", "largest", "mean")
             }
     return result

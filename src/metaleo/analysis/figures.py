@@ -1,5 +1,6 @@
 """Figures of the analyses: Figures 4 and 5 of the paper, and certainty against errors."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,18 @@ import numpy as np
 from jaxtyping import Float
 
 from metaleo.analysis.codes import Codes, principal_paths
-from metaleo.analysis.coverage import Coverage
+from metaleo.analysis.coverage import KINDS, Coverage
 from metaleo.analysis.curvature import POINTS, Spectra
 from metaleo.analysis.uncertainty import BINS, LEVELS, SHARES, Answers, Functions, accuracy_as_kept, reliability
-from metaleo.figures import COLOURS, drawing
+from metaleo.figures import COLOURS, as_label, drawing
 
 BEFORE, AFTER, GREY = COLOURS[0], COLOURS[1], "#BBBBBB"
 RAINBOW = (
-    "#882E72", "#1965B0", "#7BAFDE", "#4EB265", "#CAE0AB", "#F7F056", "#EE8026", "#DC050C", "#72190E", "#D1BBD7",
+    "#882E72", "#1965B0", "#7BAFDE", "#4EB265", "#A9C77D", "#D8C400", "#EE8026", "#DC050C", "#72190E", "#D1BBD7",
     "#AE76A3", "#5289C7", "#90C987", "#F6C141", "#E8601C", "#42150A", "#994F88", "#437DBF", "#F1932D", "#A5170E",
 )  # fmt: skip
-"""Paul Tol's discrete rainbow, in an order that sets neighbours apart: for more classes than other palettes have."""
+"""After Paul Tol's discrete rainbow, light ones darkened, in an order that sets neighbours apart: for more classes than
+other palettes have."""
 SMALL = 7
 
 
@@ -34,31 +36,38 @@ def plot_codes(path: Path, codes: Codes, placed: Float[np.ndarray, "side code 2"
     present = np.unique(codes.labels)
     functions = codes.rows.shape[1] == 0
     legend_rows = -(-len(present) // 6)
+    size = float(np.clip(12_000 / placed[0].size, 1.2, 9))
     with drawing(path, 1, 3, (7.2, 2.75 + 0.17 * legend_rows), dpi=250) as (figure, grid):
         both, by_class, one = grid[0]
-        scatter(both, placed, 1.2)
+        scatter(both, placed, size)
         for colour, label in ((BEFORE, "before"), (AFTER, "after")):
-            both.scatter([], [], s=1.2, color=colour, linewidths=0, label=label)
+            both.scatter([], [], s=size, color=colour, linewidths=0, label=label)
         both.set_title("(a) before and after adaptation", fontsize=8)
         for number, label in enumerate(present):
             member = codes.labels == label
             points = placed[:, member].reshape(-1, 2)
             colour = (BEFORE, AFTER)[number] if functions else RAINBOW[number % len(RAINBOW)]
-            name = codes.names[label] + "s" * functions
-            by_class.scatter(*points.T, s=1.2, color=colour, linewidths=0, label=name, rasterized=True)
+            name = as_label(codes.names[label] + "s" * functions)
+            by_class.scatter(*points.T, s=size, color=colour, linewidths=0, label=name, rasterized=True)
         by_class.set_title("(b) by family" if functions else "(b) by class", fontsize=8)
         if functions:
             draw_paths(one, codes)
         else:
             member = codes.labels == highlight
-            one.scatter(*placed[:, ~member].reshape(-1, 2).T, s=0.8, color=GREY, linewidths=0, rasterized=True)
-            scatter(one, placed[:, member], 2.5)
-            one.set_title(f"(c) {codes.names[highlight]}", fontsize=8)
+            one.scatter(*placed[:, ~member].reshape(-1, 2).T, s=0.7 * size, color=GREY, linewidths=0, rasterized=True)
+            scatter(one, placed[:, member], 2 * size)
+            one.set_title(f"(c) {as_label(codes.names[highlight])}", fontsize=8)
         for axes in (both, by_class) if functions else grid[0]:
             axes.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
             axes.set_xlabel("t-SNE, dimension 1", fontsize=SMALL)
         both.set_ylabel("t-SNE, dimension 2", fontsize=SMALL)
-        style = {"frameon": False, "fontsize": SMALL, "markerscale": 4, "handletextpad": 0.1, "columnspacing": 0.9}
+        style = {
+            "frameon": False,
+            "fontsize": SMALL,
+            "markerscale": 4 / size**0.5,
+            "handletextpad": 0.1,
+            "columnspacing": 0.9,
+        }
         both.legend(loc="upper left", borderpad=0, **style)
         if functions:
             by_class.legend(loc="upper left", borderpad=0, **style)
@@ -90,9 +99,11 @@ def boxes(axes: Any, rows: Sequence[tuple[str, Float[np.ndarray, "..."], str]]) 
     """Lying box plots, the first on top: quartiles, median, whiskers from the 5th to the 95th percentile."""
     for height, (_, values, colour) in enumerate(reversed(rows)):
         flat = np.asarray(values, np.float64).ravel()
-        low, first, median, third, high = np.quantile(
-            flat[np.isfinite(flat) & (flat > 0)], (0.05, 0.25, 0.5, 0.75, 0.95)
-        )
+        flat = flat[np.isfinite(flat)]
+        if not (flat > 0).any():  # nothing that a logarithmic axis can show
+            continue
+        quantiles = np.quantile(flat, (0.05, 0.25, 0.5, 0.75, 0.95))
+        low, first, median, third, high = np.maximum(quantiles, flat[flat > 0].min())
         shown = {"med": median, "q1": first, "q3": third, "whislo": low, "whishi": high, "fliers": []}
         axes.bxp(
             [shown], positions=[height], widths=0.55, orientation="horizontal", showfliers=False, patch_artist=True,
@@ -118,7 +129,7 @@ def plot_curvature(path: Path, spectra: Mapping[str, Spectra]) -> None:
     with drawing(path, 1, 2, (7.2, 1.0 + 0.27 * count)) as (_, grid):
         for axes, point, title in zip(grid[0], POINTS, ("(a) before adaptation", "(b) after adaptation"), strict=True):
             rows = [
-                (f"{name}, {SPACES[space][0]}", found.values[space][point], SPACES[space][1])
+                (f"{as_label(name)}, {SPACES[space][0]}", found.values[space][point], SPACES[space][1])
                 for name, found in spectra.items() for space in SPACES if space in found.values
             ]  # fmt: skip
             boxes(axes, rows)
@@ -132,13 +143,9 @@ def plot_curvature(path: Path, spectra: Mapping[str, Spectra]) -> None:
 
 def plot_coverage(path: Path, coverages: Mapping[str, Coverage]) -> None:
     """Figures 5(b) and 5(c): singular values of decoders, and lengths of steps."""
-    kinds = {
-        "z": ("steps in z", BEFORE),
-        "decoded": ("the same steps in θ", AFTER),
-        "theta": ("steps in θ", COLOURS[2]),
-    }
+    kinds = dict(zip(KINDS, (BEFORE, AFTER, COLOURS[2]), strict=True))
     rows = [
-        (f"{name}, {kinds[kind][0]}", found.steps[kind], kinds[kind][1])
+        (f"{as_label(name)}, {KINDS[kind]}", found.steps[kind], kinds[kind])
         for name, found in coverages.items() for kind in kinds if kind in found.steps
     ]  # fmt: skip
     decoders = {name: found.singular_values for name, found in coverages.items() if found.singular_values is not None}
@@ -149,11 +156,11 @@ def plot_coverage(path: Path, coverages: Mapping[str, Coverage]) -> None:
         if decoders:
             axes = grid[0, 0]
             for (name, values), colour, style in zip(
-                decoders.items(), COLOURS, ("-", "--", ":", "-.") * 2, strict=False
+                decoders.items(), itertools.cycle(COLOURS), itertools.cycle(("-", "--", ":", "-.")), strict=False
             ):
                 each = values.reshape(-1, values.shape[-1])
                 numbers = np.arange(1, each.shape[1] + 1)
-                axes.plot(numbers, np.median(each, 0), style, color=colour, linewidth=1.3, label=name)
+                axes.plot(numbers, np.median(each, 0), style, color=colour, linewidth=1.3, label=as_label(name))
                 if len(each) > 1:
                     axes.fill_between(numbers, *np.quantile(each, (0.05, 0.95), axis=0), color=colour, alpha=0.2)
             axes.axhline(1, color="black", linewidth=0.6, zorder=0)
@@ -176,7 +183,7 @@ def plot_coverage(path: Path, coverages: Mapping[str, Coverage]) -> None:
 def plot_uncertainty(path: Path, asked: Mapping[str, Mapping[str, Answers]]) -> None:
     """Reliability, accuracy of what is kept, and entropy of right and of wrong answers."""
     ways = {"means": "", "samples": ", sampled"}
-    rows = [(name + ways[way], answers) for name, found in asked.items() for way, answers in found.items()]
+    rows = [(as_label(name) + ways[way], answers) for name, found in asked.items() for way, answers in found.items()]
     with drawing(path, 1, 3, (7.2, 2.55 + 0.14 * -(-len(rows) // 3))) as (figure, grid):
         diagram, kept, doubt = grid[0]
         diagram.plot([0, 100], [0, 100], color="black", linewidth=0.6)
@@ -217,9 +224,11 @@ def plot_function_uncertainty(path: Path, asked: Mapping[str, Functions]) -> Non
     with drawing(path, 1, 2, (6.0, 2.9)) as (figure, grid):
         coverage, error = grid[0]
         coverage.plot([0, 100], [0, 100], color="black", linewidth=0.6)
-        for (name, found), colour, marker in zip(asked.items(), COLOURS, "osD^vP*", strict=False):
+        for (name, found), colour, marker in zip(
+            asked.items(), itertools.cycle(COLOURS), itertools.cycle("osD^vP*"), strict=False
+        ):
             coverage.plot(100 * LEVELS, 100 * found.coverage.mean(0), marker + "-", color=colour, markersize=3,
-                          linewidth=1.2, label=name)  # fmt: skip
+                          linewidth=1.2, label=as_label(name))  # fmt: skip
             spread, squares = found.spread.ravel(), found.error.ravel()
             parts = np.array_split(np.argsort(spread, kind="stable"), 10)
             error.plot([spread[part].mean() for part in parts], [np.sqrt(squares[part].mean()) for part in parts],

@@ -1,6 +1,7 @@
 """The four analyses from end to end: look at the subjects, put the numbers in a table, know how to draw the figure."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from metaleo.analysis.codes import (
     project,
     typical_class,
 )
-from metaleo.analysis.coverage import describe_coverage, measure_coverage
+from metaleo.analysis.coverage import KINDS, describe_coverage, measure_coverage
 from metaleo.analysis.curvature import describe_curvature, measure_curvature
 from metaleo.analysis.paths import Progress, descending
 from metaleo.data.words import in_words
@@ -60,6 +61,7 @@ class Finding:
     """A table, the numbers behind it (by subject), and a figure to be drawn."""
 
     title: str
+    where: str
     numbers: dict[str, dict[str, Any]]
     headings: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -75,10 +77,12 @@ def look_at_codes(subject: Subject, look: Look, highlight: str | None = None) ->
         raise BadInput(f"no class {highlight!r} to highlight; there are {', '.join(names)}")
     codes = look.measure(subject, collect_codes)
     label = typical_class(codes) if highlight is None else names.index(in_words(highlight))
+    if label not in codes.labels:
+        raise BadInput(f"none of the {look.tasks:,} tasks has the class {highlight!r}")
     numbers = describe_codes(codes)
     rows = [
-        (point, f"{numbers[point]['silhouette']:.3f}", f"{100 * numbers[point]['purity']:.1f} %",
-         f"{numbers[point]['spread']:.2f}")
+        (point, known(numbers[point]["silhouette"], "{:.3f}"), known(100 * numbers[point]["purity"], "{:.1f} %"),
+         f"{numbers[point]['spread']:.3g}")
         for point in ("before", "after")
     ]  # fmt: skip
     moved = numbers["moved"]
@@ -86,8 +90,8 @@ def look_at_codes(subject: Subject, look: Look, highlight: str | None = None) ->
     note = (
         f"{numbers['codes']:,} codes of {numbers['classes']} {kinds}; purity: share of the {NEIGHBOURS} nearest "
         f"neighbours that are of the same one ({100 * numbers['chance_purity']:.1f} % by chance); spread: root mean "
-        f"squared distance to the mean. A code moves by {moved['median']:.2f} (5-95 %: {moved['5 %']:.2f}-"
-        f"{moved['95 %']:.2f}); of the neighbours of a code among all codes, before and after, "
+        f"squared distance to the mean. A code moves by {moved['median']:.3g} (5-95 %: {moved['5 %']:.3g}-"
+        f"{moved['95 %']:.3g}); of the neighbours of a code among all codes, before and after, "
         f"{100 * numbers['apart']:.1f} % are on its own side (a half if nothing had changed)."
     )
 
@@ -95,7 +99,7 @@ def look_at_codes(subject: Subject, look: Look, highlight: str | None = None) ->
         figures.plot_codes(path, codes, project(codes, look.seed), label)
 
     headings = ("adaptation", "silhouette", "purity", "spread")
-    return Finding(f"Codes of {subject.name}: {look.where}", {subject.name: numbers}, headings, rows, note, draw)
+    return Finding(f"Codes of {subject.name}", look.where, {subject.name: numbers}, headings, rows, note, draw)
 
 
 def look_at_curvature(subjects: Sequence[Subject], look: Look) -> Finding:
@@ -128,7 +132,7 @@ def look_at_curvature(subjects: Sequence[Subject], look: Look) -> Finding:
             note += f" In θ of {name}: the first {len(spectra.values['theta']['before'])} tasks."
     headings = ("", "adaptation", "eigenvalues", "largest", "mean")
     return Finding(
-        f"Curvature: {look.where}", numbers, headings, rows, note, lambda path: figures.plot_curvature(path, found)
+        "Curvature", look.where, numbers, headings, rows, note, lambda path: figures.plot_curvature(path, found)
     )
 
 
@@ -138,7 +142,7 @@ def look_at_coverage(subjects: Sequence[Subject], look: Look) -> Finding:
     numbers = {name: describe_coverage(coverage) for name, coverage in found.items()}
     rows = []
     for name, held in numbers.items():
-        for kind, words in (("z", "steps in z"), ("decoded", "the same in θ"), ("theta", "steps in θ")):
+        for kind, words in KINDS.items():
             if f"steps {kind}" in held:
                 rows.append((name, words, between(held[f"steps {kind}"], "{:.3g}"),
                              between(held[f"from start to end {kind}"], "{:.3g}")))  # fmt: skip
@@ -152,7 +156,7 @@ def look_at_coverage(subjects: Sequence[Subject], look: Look) -> Finding:
         note += f" Singular values of the decoder, 1 keeping lengths: {'; '.join(decoders)}."
     headings = ("", "", "one step", "from start to end")
     return Finding(
-        f"Coverage: {look.where}", numbers, headings, rows, note, lambda path: figures.plot_coverage(path, found)
+        "Coverage", look.where, numbers, headings, rows, note, lambda path: figures.plot_coverage(path, found)
     )
 
 
@@ -174,12 +178,14 @@ def look_at_uncertainty(
             for doubt in ("entropy", "disagreement"):
                 if doubt in held:
                     own = held[doubt]
+                    again = doubt == "disagreement"  # of the same answers
                     rows.append((
-                        name + ("" if way == "means" else f", {samples} samples"),
-                        f"{100 * held['accuracy']:.2f} ± {100 * held['accuracy_interval']:.2f} %",
-                        f"{100 * held['calibration_error']:.1f} %",
+                        "" if again else name + ("" if way == "means" else f", {samples} samples"),
+                        "" if again else f"{100 * held['accuracy']:.2f} "
+                        + known(100 * held["accuracy_interval"], "± {:.2f} %"),
+                        "" if again else f"{100 * held['calibration_error']:.1f} %",
                         doubt,
-                        f"{own['error_ranking']:.3f} ± {own['error_ranking_interval']:.3f}",
+                        known(own["error_ranking"], "{:.3f}") + known(own["error_ranking_interval"], " ± {:.3f}"),
                         f"{100 * own['accuracy_without_least_certain_tenth']:.2f} %",
                     ))  # fmt: skip
     note = (
@@ -189,7 +195,7 @@ def look_at_uncertainty(
     )
     headings = ("", "accuracy", "calib.\nerror", "doubt by", "AUROC", "without\na tenth")
     return Finding(
-        f"Certainty: {look.where}", numbers, headings, rows, note, lambda path: figures.plot_uncertainty(path, found)
+        "Certainty", look.where, numbers, headings, rows, note, lambda path: figures.plot_uncertainty(path, found)
     )
 
 
@@ -211,9 +217,13 @@ def look_at_functions(subjects: Sequence[Subject], look: Look, samples: int) -> 
     )
     headings = ("", "MSE (95 %)", "in 50 %", "in 90 %", "rank\ncorr.", "without\na tenth")
     return Finding(
-        f"Certainty: {look.where}", numbers, headings, rows, note,
+        "Certainty", look.where, numbers, headings, rows, note,
         lambda path: figures.plot_function_uncertainty(path, found),
     )  # fmt: skip
+
+
+def known(value: float, style: str) -> str:
+    return style.format(value) if math.isfinite(value) else "–"
 
 
 def between(held: dict[str, float], style: str) -> str:

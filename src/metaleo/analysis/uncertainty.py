@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from scipy import stats
 
 from metaleo.analysis.paths import Progress, inside, silent, walk
-from metaleo.evaluation import mean_and_interval
+from metaleo.evaluation import BINS, mean_and_interval
 from metaleo.learners import LEO, Learner
 from metaleo.predictive import Sampled, covered
 from metaleo.subjects import Bench, Subject
@@ -24,8 +25,6 @@ from metaleo.tasks.functions import Curve
 
 GROUPS = 10
 """Of tasks: the interval of a number that is no mean over tasks comes from its values in these groups."""
-BINS = 10
-"""Of the reliability diagram."""
 LEFT_OUT = 0.1
 SHARES = np.arange(0, 0.91, 0.05)
 """Of answers that are left out, for the curve."""
@@ -96,9 +95,14 @@ def error_ranking(doubt: Float[np.ndarray, " query"], correct: Bool[np.ndarray, 
 
 
 def kept_accuracy(doubt: Float[np.ndarray, " query"], correct: Bool[np.ndarray, " query"], left_out: float) -> float:
-    """Accuracy of the answers left when this share of them, the most in doubt, is left out."""
-    kept = np.argsort(doubt, kind="stable")[: max(1, len(doubt) - round(left_out * len(doubt)))]
-    return float(correct[kept].mean())
+    """Accuracy of the answers left when this share of them, the most in doubt, is left out.
+
+    Of answers equally in doubt at the edge, the mean: no order among them is better than another.
+    """
+    kept = max(1, len(doubt) - round(left_out * len(doubt)))
+    edge = np.partition(doubt, kept - 1)[kept - 1]
+    below, level = doubt < edge, doubt == edge
+    return float((correct[below].sum() + (kept - below.sum()) * correct[level].mean()) / kept)
 
 
 def reliability(answers: Answers) -> list[dict[str, float]]:
@@ -123,7 +127,8 @@ def over_groups(function: Any, doubt: Float[np.ndarray, "task query"], answers: 
     edges = np.linspace(0, count, GROUPS + 1).astype(int)
     each = [of(slice(*ends)) for ends in itertools.pairwise(edges) if ends[1] > ends[0]]
     each = np.array([value for value in each if np.isfinite(value)])
-    return of(slice(None)), mean_and_interval(each)[1]
+    wider = float(stats.t.ppf(0.975, len(each) - 1)) / 1.96 if len(each) > 1 else float("nan")  # of few groups
+    return of(slice(None)), wider * mean_and_interval(each)[1]
 
 
 def describe_answers(answers: Answers) -> dict[str, Any]:

@@ -82,8 +82,8 @@ class AnalyseCodes(Analysis):
       metaleo analyse codes sines-and-lines
     """
 
-    run_or_model: Annotated[Path, tyro.conf.Positional] = dataclasses.field(kw_only=True)
-    """Run folder, or a model file."""
+    run_or_model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = dataclasses.field(kw_only=True)
+    """Run folder, a model file, or a model in this package (sines-and-lines)."""
     split: Split = None
     """Classes of the tasks (val, as in the paper)."""
     highlight: Text = None
@@ -95,6 +95,8 @@ class AnalyseCodes(Analysis):
         from metaleo.analysis.findings import look_at_codes
 
         (subject,), look = self.open((self.run_or_model,), self.out, "val")
+        if self.highlight is not None:
+            look.bench.refuse_for_functions("highlight")
         self.tell([subject], look, look_at_codes(subject, look, self.highlight), self.out)
 
 

@@ -136,7 +136,7 @@ def watch(name: str, tasks: int, work):
 def print_finding(finding) -> None:
     from rich import box
 
-    say.print(f"\n{finding.title}", markup=False, soft_wrap=True)
+    say.print(f"\n{finding.title}: {finding.where}", markup=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, collapse_padding=True)
     for index, heading in enumerate(finding.headings):
         table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index > 0)

@@ -17,7 +17,7 @@ class Report:
     """Put all there is to say about some runs on one page: configuration, curves, results with intervals, figures.
 
     The page is one HTML file without scripts that needs no network: send it to a colleague. Results are of every seed;
-    the analyses (see `metaleo analyse`) look at the first seed of each run.
+    the analyses (see `metaleo analyse`), and all there is about functions, look at the first seed of each run.
 
     Try:
       metaleo report runs/leo-5way-1shot
@@ -26,7 +26,7 @@ class Report:
     """
 
     runs_or_models: Annotated[tuple[Path, ...], tyro.conf.Positional, flag("RUN")]
-    """Run folders or model files, of one kind of task."""
+    """Run folders, model files or models in this package, of one kind of task."""
     out: Path = Path("report.html")
     """The page."""
     tasks: int = 1000
@@ -46,7 +46,7 @@ class Report:
 
     def run(self) -> None:
         from metaleo.analysis.findings import Look
-        from metaleo.files import write_text
+        from metaleo.files import check_writable, write_text
         from metaleo.report import sections, write_page
         from metaleo.subjects import Bench, load_subjects
 
@@ -55,10 +55,12 @@ class Report:
                 raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         if self.out.suffix not in (".html", ".htm"):
             raise BadInput(f"--out is a page, its name ends in .html; {self.out.name} does not")
+        check_writable(self.out)
         models = load_subjects(self.runs_or_models)
         subjects = load_subjects(self.runs_or_models, every_seed=False)
         bench = Bench(models, self.data, self.way, self.shot)
         look = Look(bench, "test", self.seed, self.tasks, watch)
+        look.check(models)
         parts = []
         for part in sections(models, subjects, look, self.test_tasks):
             say.print(part.title, markup=False, soft_wrap=True)
