@@ -69,7 +69,7 @@ def test_purity_by_hand(neighbours, expected):
 def test_codes_of_a_common_example_are_no_neighbours():
     """0 and 1 are of an example in common: 2.1 is next to both."""
     rows = np.array([[50, 60], [60, 70], [80, 81], [82, 83], [84, 85], [86, 87]])
-    assert purity(LINE, SIDES, rows, 1) == pytest.approx(2 / 6)
+    assert purity(LINE, SIDES, rows, 1, even=False) == pytest.approx(2 / 6)
     related = shares_example(rows).toarray()
     expected = [[bool(set(a) & set(b)) for b in rows] for a in rows]
     np.testing.assert_array_equal(related, expected)
@@ -79,11 +79,25 @@ def test_where_too_few_are_left_those_count():
     """Of four codes the first has one neighbour left, two have two."""
     rows = np.array([[1, 2], [1, 3], [2, 4], [9, 8]])
     points = np.array([[0.0, 0], [0, 1], [1, 0], [5, 5]])
-    assert purity(points, np.array([0, 0, 1, 0]), rows, 3) == pytest.approx((1 + 1 / 2 + 0 + 2 / 3) / 4)
+    assert purity(points, np.array([0, 0, 1, 0]), rows, 3, even=False) == pytest.approx((1 + 1 / 2 + 0 + 2 / 3) / 4)
 
 
-def test_where_none_is_left_nothing_breaks():
-    assert purity(LINE, SIDES, np.zeros((6, 1), int), 2) == 0
+def test_where_none_is_left_there_is_no_purity():
+    assert np.isnan(purity(LINE, SIDES, np.zeros((6, 1), int), 2))
+    rows = np.array([[0], [0], [0], [0], [0], [1]])  # only the last has neighbours, and is one
+    assert purity(LINE, SIDES, rows, 2, even=False) == pytest.approx((2 * 1 + 3 * 0 + 0) / 6)
+
+
+@pytest.mark.parametrize(("images", "shot"), [(400, 1), (100, 5), (40, 10)])
+def test_codes_without_structure_are_pure_by_chance(images, shot):
+    """However many examples the codes of a class have in common: as many others are left out, blindly."""
+    random = np.random.default_rng(1)
+    labels = np.repeat(np.arange(5), 300)
+    rows = labels[:, None] * images + random.integers(images, size=(1500, shot))
+    ours = purity(random.normal(size=(1500, 8)), labels, rows)
+    assert ours == pytest.approx(chance(labels), abs=0.012)
+    if shot == 10:
+        assert purity(random.normal(size=(1500, 8)), labels, rows, even=False) < 0.5 * chance(labels)
 
 
 def test_without_examples_all_are_neighbours():
@@ -102,7 +116,7 @@ def test_purity_of_many_codes_one_at_a_time(shot):
         others = ~(rows[:, :, None] == rows[own]).any((1, 2)) & (np.arange(1100) != own)
         order = np.argsort(np.where(others, np.linalg.norm(codes - codes[own], axis=1), np.inf))[:10]
         shares.append(np.mean(labels[order] == labels[own]))
-    assert purity(codes, labels, rows) == pytest.approx(np.mean(shares))
+    assert purity(codes, labels, rows, even=False) == pytest.approx(np.mean(shares))
     assert NEIGHBOURS == 10
 
 

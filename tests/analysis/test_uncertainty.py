@@ -109,8 +109,19 @@ def test_kept_accuracy_by_hand():
         assert kept_accuracy(doubt, correct, left_out) == pytest.approx(expected)
 
 
+def test_ties_at_the_edge_count_by_their_mean():
+    """In whatever order they stand."""
+    doubt, correct = np.zeros(10), np.arange(10) < 9
+    for order in (slice(None), slice(None, None, -1)):
+        assert kept_accuracy(doubt, correct[order], 0.1) == pytest.approx(0.9)
+    doubt = np.array([0.0, 0.0, 0.5, 0.5, 0.5, 1.0])
+    correct = np.array([True, True, True, False, False, False])
+    assert kept_accuracy(doubt, correct, 0.4) == pytest.approx((2 + 2 / 3) / 4)
+
+
 def test_accuracy_as_kept_leaves_padding_out():
     answers = random_answers()
+    answers.entropy[:] = np.random.default_rng(0).permutation(answers.entropy.size).reshape(answers.entropy.shape)
     flat, correct = answers.entropy[answers.present], answers.correct[answers.present]
     ours = accuracy_as_kept(answers, answers.entropy)
     assert ours.shape == SHARES.shape
@@ -132,28 +143,28 @@ def test_over_groups_is_the_number_over_all():
         by_pairs(answers.entropy[a:b][answers.present[a:b]], answers.correct[a:b][answers.present[a:b]])
         for a, b in itertools.pairwise(edges[1:])
     ]
-    assert ours[1] == pytest.approx(1.96 * stats.sem(each))
+    assert ours[1] == pytest.approx(stats.t.interval(0.95, 8, scale=stats.sem(each))[1])
 
 
 def test_groups_of_few_tasks():
     answers = make_answers([[True, False], [True, True], [False, False]])
     value, interval = over_groups(lambda _, correct: float(correct.mean()), answers.entropy, answers)
     assert value == pytest.approx(1 / 2)
-    assert interval == pytest.approx(1.96 * stats.sem([0.5, 1, 0]))
+    assert interval == pytest.approx(stats.t.interval(0.95, 2, scale=stats.sem([0.5, 1, 0]))[1])
 
 
 # Probabilities
 
 
 def test_reliability_by_hand():
-    """Ten bins; full confidence is in the last, and padding in none."""
-    confidence = [[0.31, 0.35, 0.39, 1.0], [0.95, 0.55, 0.33, 0.77]]
+    """Fifteen bins; full confidence is in the last, and padding in none."""
+    confidence = [[0.34, 0.35, 0.39, 1.0], [0.94, 0.55, 0.33, 0.77]]
     correct = [[True, False, False, True], [True, False, True, True]]
     present = [[True, True, True, True], [True, True, False, False]]
     assert reliability(make_answers(correct, confidence, present=present)) == [
-        pytest.approx({"count": 3, "confidence": 0.35, "accuracy": 1 / 3}),
+        pytest.approx({"count": 3, "confidence": 0.36, "accuracy": 1 / 3}),
         pytest.approx({"count": 1, "confidence": 0.55, "accuracy": 0}),
-        pytest.approx({"count": 2, "confidence": 0.975, "accuracy": 1}),
+        pytest.approx({"count": 2, "confidence": 0.97, "accuracy": 1}),
     ]
 
 
@@ -199,8 +210,8 @@ def test_description_by_hand():
     assert told["accuracy_interval"] == pytest.approx(1.96 * stats.sem(each))
     assert told["answers"] == present.sum()
     assert told["mean_confidence"] == pytest.approx(confidence.mean())
-    bins = np.floor(confidence * 10).clip(max=9)
-    gaps = [abs((correct[bins == one] - confidence[bins == one]).sum()) for one in range(10)]
+    bins = np.floor(confidence * 15).clip(max=14)
+    gaps = [abs((correct[bins == one] - confidence[bins == one]).sum()) for one in range(15)]
     assert told["calibration_error"] == pytest.approx(sum(gaps) / present.sum())
     assert told["reliability"] == reliability(answers)
     for name, doubt in (("entropy", answers.entropy[present]), ("disagreement", answers.disagreement[present])):
