@@ -36,7 +36,7 @@ def plot_codes(path: Path, codes: Codes, placed: Float[np.ndarray, "side code 2"
     present = np.unique(codes.labels)
     functions = codes.rows.shape[1] == 0
     legend_rows = -(-len(present) // 6)
-    size = float(np.clip(12_000 / placed[0].size, 1.2, 9))
+    size = float(np.clip(1.2 * (10_000 / placed[0].size) ** 0.5, 1.2, 9))  # few points are larger
     with drawing(path, 1, 3, (7.2, 2.75 + 0.17 * legend_rows), dpi=250) as (figure, grid):
         both, by_class, one = grid[0]
         scatter(both, placed, size)
