@@ -17,12 +17,12 @@ from metaleo.analysis.uncertainty import (
     accuracy_as_kept,
     answer,
     answers_of_samples,
-    asker,
+    ask,
+    ask_for_functions,
     describe_answers,
     describe_functions,
     entropy,
     error_ranking,
-    function_asker,
     kept_accuracy,
     over_groups,
     reliability,
@@ -260,7 +260,7 @@ def test_answers_of_the_means_are_those_of_evaluation(tmp_path):
     """Accuracy of each task, and calibration, on the same tasks; classes run out, so some queries are padding."""
     subject, bench = subject_and_bench(tmp_path)
     heard = []
-    found = asker(SAMPLES)(subject, bench, "test", 3, 23, heard.append)
+    found = ask(subject, bench, "test", 3, 23, heard.append, samples=SAMPLES)
     assert heard == [20, 23]
     episodes = Episodes.over(uneven().subset("test"), 3, 2, None)
     scores = evaluate(subject.learner, episodes, 3, 23)
@@ -280,7 +280,7 @@ def test_answers_of_the_means_are_those_of_evaluation(tmp_path):
 def test_samples_are_adaptations_with_keys_of_their_own(tmp_path, changes):
     subject, bench = subject_and_bench(tmp_path, **changes)
     learner, index = subject.learner, 2
-    found = asker(SAMPLES)(subject, bench, "test", 3, 4)["samples"]
+    found = ask(subject, bench, "test", 3, 4, samples=SAMPLES)["samples"]
     own = jax.random.fold_in(task_key(3), index)
     episodes = Episodes.over(uneven().subset("test"), 3, 2, None, place(uneven(), normalised=not changes))
     task = jax.jit(lambda key: episodes.sample(key))(own)
@@ -303,7 +303,7 @@ def test_samples_are_adaptations_with_keys_of_their_own(tmp_path, changes):
 @pytest.mark.parametrize("name", ["leo-deterministic", "meta-sgd", "nearest-centroid"])
 def test_who_has_nothing_to_draw_has_no_samples(tmp_path, name):
     subject, bench = subject_and_bench(tmp_path, name)
-    found = asker(SAMPLES, query=3)(subject, bench, "test", 0, 3)
+    found = ask(subject, bench, "test", 0, 3, samples=SAMPLES, query=3)
     assert list(found) == ["means"]
     assert found["means"].disagreement is None
     assert found["means"].correct.shape == (3, 9)
@@ -316,7 +316,7 @@ def test_who_has_nothing_to_draw_has_no_samples(tmp_path, name):
 def test_functions_by_hand(tmp_path):
     """Error of the mean against the curve, spread, and coverage by the quantiles of functions and noise."""
     subject, bench = subject_and_bench(tmp_path, **FUNCTIONS)
-    found = function_asker(SAMPLES)(subject, bench, "test", 5, 3)
+    found = ask_for_functions(subject, bench, "test", 5, 3, samples=SAMPLES)
     assert found.coverage.shape == (3, len(LEVELS)) == (3, 19)
     tasks, learner = SinesAndLines(3, 100), subject.learner
 

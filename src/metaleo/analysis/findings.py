@@ -1,6 +1,7 @@
 """The four analyses from end to end: look at the subjects, put the numbers in a table, know how to draw the figure."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -167,7 +168,8 @@ def look_at_uncertainty(
         return look_at_functions(subjects, look, samples or 100)
     look.check(subjects)
     samples = samples or 32
-    found = {one.name: look.measure(one, uncertainty.asker(samples, query)) for one in subjects}
+    ask = functools.partial(uncertainty.ask, samples=samples, query=query)
+    found = {one.name: look.measure(one, ask) for one in subjects}
     numbers = {
         name: {way: uncertainty.describe_answers(answers) for way, answers in ways.items()}
         for name, ways in found.items()
@@ -200,7 +202,8 @@ def look_at_uncertainty(
 
 
 def look_at_functions(subjects: Sequence[Subject], look: Look, samples: int) -> Finding:
-    found = {one.name: look.measure(one, uncertainty.function_asker(samples)) for one in subjects}
+    ask = functools.partial(uncertainty.ask_for_functions, samples=samples)
+    found = {one.name: look.measure(one, ask) for one in subjects}
     numbers = {name: uncertainty.describe_functions(functions) for name, functions in found.items()}
     rows = []
     for name, held in numbers.items():

@@ -6,7 +6,6 @@ Gaussians, each adapted by itself, whose probabilities are averaged. Other learn
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -62,29 +61,33 @@ def answers_of_samples(probabilities: Float[Array, "sample query way"], task: Ta
     return answer(mean, task) | {"disagreement": differ.astype(mean.dtype).mean(0)}
 
 
-def asker(samples: int, query: int | None = None) -> Callable[..., dict[str, Answers]]:
-    """How to ask a subject: its classifier of the means, and where there is something to draw, sampled classifiers."""
+def ask(
+    subject: Subject,
+    bench: Bench,
+    split: str,
+    seed: int,
+    num_tasks: int,
+    progress: Progress = silent,
+    *,
+    samples: int,
+    query: int | None = None,
+) -> dict[str, Answers]:
+    """Answers of the classifier of the means, and where there is something to draw, of sampled classifiers."""
+    inner = inside(subject.learner)
+    stochastic = isinstance(inner, LEO) and inner.stochastic
 
-    def ask(
-        subject: Subject, bench: Bench, split: str, seed: int, num_tasks: int, progress: Progress = silent
-    ) -> dict[str, Answers]:
-        inner = inside(subject.learner)
-        stochastic = isinstance(inner, LEO) and inner.stochastic
+    def look(learner: Learner, task: Task, key: PRNGKeyArray) -> dict[str, Any]:
+        def classify(key: PRNGKeyArray | None) -> Float[Array, "query way"]:
+            return jax.nn.softmax(jax.vmap(learner.adapt(task.support, None, key).head)(task.query.inputs))
 
-        def look(learner: Learner, task: Task, key: PRNGKeyArray) -> dict[str, Any]:
-            def classify(key: PRNGKeyArray | None) -> Float[Array, "query way"]:
-                return jax.nn.softmax(jax.vmap(learner.adapt(task.support, None, key).head)(task.query.inputs))
+        found = {"means": answer(classify(None), task) | {"present": task.query.mask}}
+        if stochastic:
+            sampled = jax.vmap(classify)(jax.random.split(key, samples))
+            found["samples"] = answers_of_samples(sampled, task) | {"present": task.query.mask}
+        return found
 
-            found = {"means": answer(classify(None), task) | {"present": task.query.mask}}
-            if stochastic:
-                sampled = jax.vmap(classify)(jax.random.split(key, samples))
-                found["samples"] = answers_of_samples(sampled, task) | {"present": task.query.mask}
-            return found
-
-        found = walk(look, subject.learner, bench.tasks(subject, split, query), seed, num_tasks, progress, at_once=10)
-        return {way: Answers(**({"disagreement": None} | values)) for way, values in found.items()}
-
-    return ask
+    found = walk(look, subject.learner, bench.tasks(subject, split, query), seed, num_tasks, progress, at_once=10)
+    return {way: Answers(**({"disagreement": None} | values)) for way, values in found.items()}
 
 
 def error_ranking(doubt: Float[np.ndarray, " query"], correct: Bool[np.ndarray, " query"]) -> float:
@@ -185,8 +188,17 @@ class Functions:
     """Share of the task's noisy targets within the interval of each level."""
 
 
-def function_asker(samples: int) -> Callable[..., Functions]:
-    """How to ask a subject for sampled functions."""
+def ask_for_functions(
+    subject: Subject,
+    bench: Bench,
+    split: str,
+    seed: int,
+    num_tasks: int,
+    progress: Progress = silent,
+    *,
+    samples: int,
+) -> Functions:
+    """Sampled functions of each task, against the truth and noisy targets."""
 
     def look(learner: Learner, drawn: tuple[Curve, Task], key: PRNGKeyArray) -> dict[str, Any]:
         curve, task = drawn
@@ -199,15 +211,10 @@ def function_asker(samples: int) -> Callable[..., Functions]:
             "coverage": within.astype(y.dtype).mean(1),
         }
 
-    def ask(
-        subject: Subject, bench: Bench, split: str, seed: int, num_tasks: int, progress: Progress = silent
-    ) -> Functions:
-        tasks = bench.tasks(subject, split)
-        found = walk(look, subject.learner, tasks, seed, num_tasks, progress,
-                     draw=lambda tasks, key: tasks.draw(key), at_once=10)  # fmt: skip
-        return Functions(**found)
-
-    return ask
+    tasks = bench.tasks(subject, split)
+    found = walk(look, subject.learner, tasks, seed, num_tasks, progress,
+                 draw=lambda tasks, key: tasks.draw(key), at_once=10)  # fmt: skip
+    return Functions(**found)
 
 
 def describe_functions(functions: Functions) -> dict[str, Any]:
