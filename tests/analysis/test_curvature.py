@@ -1,7 +1,9 @@
 """Curvature is that of the whole Hessian, by automatic differentiation in double precision."""
 
+import dataclasses
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -312,3 +314,20 @@ def test_theta_alone_is_compared_with_nothing():
     told = describe_curvature(Spectra({"theta": MADE_UP.values["theta"]}, MADE_UP.sizes))
     assert told.keys() == {"numbers", "theta before", "theta after"}
     assert told["numbers"] == {"theta": 10}
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_scale_of_codes_is_free():
+    """Codes c times longer, a decoder c times shorter, steps c² times longer: the same classifier, other curvature."""
+    support, factor = make_batch(), 10.0
+    learner = shake(make_learner("leo-random-prior"))
+    decoder = eqx.tree_at(lambda one: one.to_mean, learner.decoder, learner.decoder.to_mean / factor)
+    steps = factor**2 * learner.latent_step_size
+    other = dataclasses.replace(learner, decoder=decoder, latent_step_size=steps)
+    one, two = adapt(learner, support), adapt(other, support)
+    np.testing.assert_allclose(one.head.weights, two.head.weights, rtol=1e-9)
+    np.testing.assert_allclose(factor * one.trace.adapted_code, two.trace.adapted_code, rtol=1e-9)
+    for mine, its in zip(look_in_z(learner, support), look_in_z(other, support), strict=True):
+        np.testing.assert_allclose(spectrum(mine), factor**2 * spectrum(its), rtol=1e-8, atol=1e-15)
+    for mine, its in zip(look_in_theta(learner, support), look_in_theta(other, support), strict=True):
+        np.testing.assert_allclose(spectrum(mine), spectrum(its), rtol=1e-8, atol=1e-15)
