@@ -5,13 +5,16 @@ The loss is the inner one, of the support set (Eq. 5), where adaptation starts a
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, Float
+from threadpoolctl import threadpool_limits
 
 from metaleo.analysis.paths import (
     Descending,
@@ -56,6 +59,18 @@ class Logits(eqx.Module):
     weights: Float[Array | np.ndarray, "*task example"]
 
 
+def eigenvalues(matrices: Float[np.ndarray, "*task dim dim"]) -> Float[np.ndarray, "*task dim"]:
+    """Of symmetric matrices, smallest first.
+
+    Each by one thread, as many at a time as there are cores: the threads that BLAS would use within one matrix wait for
+    each other so often that on a busy machine they take twenty times as long.
+    """
+    size = matrices.shape[-1]
+    with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(np.linalg.eigvalsh, matrices.reshape(-1, size, size)))
+    return np.reshape(found, matrices.shape[:-1])
+
+
 def softmax_spectrum(
     inputs: Float[Array | np.ndarray, "*task example dim"],
     logits: Float[Array | np.ndarray, "*task example way"],
@@ -77,12 +92,12 @@ def softmax_spectrum(
     gram = np.einsum("...ij,...ica,...jcb->...iajb", products, factors, factors)
     gram = gram.reshape(*gram.shape[:-4], examples * way, examples * way)
     rank = (way - 1) * min(examples, inputs.shape[-1])
-    return np.maximum(np.linalg.eigvalsh(gram)[..., ::-1][..., :rank], 0)
+    return np.maximum(eigenvalues(gram)[..., ::-1][..., :rank], 0)
 
 
 def whole_spectrum(hessians: Float[np.ndarray, "task dim dim"]) -> Float[np.ndarray, "task dim"]:
     """Absolute eigenvalues, largest first; NaN for those that are rounding error beside the task's largest."""
-    values = np.sort(np.abs(np.linalg.eigvalsh(np.asarray(hessians, np.float64))), axis=-1)[:, ::-1]
+    values = np.sort(np.abs(eigenvalues(np.asarray(hessians, np.float64))), axis=-1)[:, ::-1]
     return np.where(values > ROUNDING * values[:, :1], values, np.nan)
 
 
