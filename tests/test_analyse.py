@@ -206,8 +206,9 @@ def test_names_that_figures_could_misread(here, capsys):
     main(["analyse", "coverage", *runs, "--tasks", "5", "--out", "x.png"])
 
 
-def test_a_run_and_one_of_its_models(here, capsys):
-    result = told(capsys, "report", "leo", "leo/model-0.safetensors", "--tasks", "25", "--test-tasks", "5")
+@pytest.mark.parametrize("runs", [("leo", "leo/model-0.safetensors"), ("leo/model-0.safetensors", "leo")])
+def test_a_run_and_one_of_its_models(here, capsys, runs):
+    result = told(capsys, "report", *runs, "--tasks", "25", "--test-tasks", "5")
     assert "Codes of LEO" in result["sections"]
 
 
@@ -233,6 +234,7 @@ def test_bad_input(here, capsys):
     assert "6-way tasks need 6 classes; the val split has 5" in fails(capsys, *codes, "leo", "--way", "6")
     assert "--tasks must be at least 20, not 5" in fails(capsys, *codes, "leo", "--tasks", "5")
     assert "--tasks must be at least 1, not 0" in fails(capsys, "analyse", "curvature", "leo", "--tasks", "0")
+    assert "1000 queries need 1002 images" in fails(capsys, "analyse", "uncertainty", "leo", "--query", "1000")
     assert "--samples must be at least 2" in fails(capsys, "analyse", "uncertainty", "leo", "--samples", "1")
     assert "ends in .png, .pdf, .svg; x.jpg does not" in fails(capsys, *codes, "leo", "--out", "x.jpg")
     assert "ends in .html; x.pdf does not" in fails(capsys, "report", "leo", "--out", "x.pdf")

@@ -133,7 +133,7 @@ def functions_section(subject: Subject, look: Look) -> Section:
 def sections(models: Sequence[Subject], subjects: Sequence[Subject], look: Look, test_tasks: int) -> Iterator[Section]:
     """All that can be said: of `models`, every seed; of `subjects`, one model of each run."""
     functions = look.bench.problem is not None
-    names = {one.place: one.name for one in subjects}
+    names = {one.place: one.place.name for one in models} | {one.place: one.name for one in subjects}
     stepping = [one for one in subjects if isinstance(inside(one.learner), Descending)]
     yield runs_section(models, names)
     curves = curves_section(subjects)

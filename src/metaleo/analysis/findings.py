@@ -166,7 +166,7 @@ def look_at_uncertainty(
 ) -> Finding:
     if look.bench.problem:
         return look_at_functions(subjects, look, samples or 100)
-    look.check(subjects)
+    look.check(subjects, lambda one: look.bench.tasks(one, look.split, query))
     samples = samples or 32
     ask = functools.partial(uncertainty.ask, samples=samples, query=query)
     found = {one.name: look.measure(one, ask) for one in subjects}
