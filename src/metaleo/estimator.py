@@ -1,6 +1,6 @@
 """Meta-trained models as scikit-learn estimators: `fit` adapts them to the few examples at hand."""
 
-import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +8,124 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from metaleo.checkpoint import MODELS, load_model
+from metaleo import adapted
+from metaleo.adapted import Adapted, load_cached, pad, padded_length
+from metaleo.checkpoint import Model
+from metaleo.config import Structure
 from metaleo.errors import BadInput
 from metaleo.learners.learner import Learner
 from metaleo.learners.leo import LEO
 from metaleo.model.network import GeneratedHead
 from metaleo.runs import model_paths
 from metaleo.tasks.task import Batch
+
+
+class LEOClassifier(ClassifierMixin, BaseEstimator):
+    """A classifier from a few labelled examples of each class: `fit` adapts a meta-trained model to them.
+
+    Any number of classes from 2 on, any number of examples of each. Nothing is trained from scratch: LEO encodes the
+    examples to a code for each class, improves the codes by gradient steps and decodes them to a linear classifier.
+
+    model: the name of a model in this package, a model file or run folder, a meta-trained `Learner` of your own, or one
+        of the learners that need no training and take rows of any length: "nearest-centroid", "cl2n" and
+        "logistic-regression".
+
+    Rows are scaled to length one, as in meta-training, and must have as many numbers as there.
+
+    >>> from metaleo.data import load_sample
+    >>> cats = load_sample().subset("test").read(slice(0, 200))  # 100 rows of each of two classes
+    >>> classifier = LEOClassifier().fit(cats[[0, 1, 100]], ["this", "this", "that"])
+    >>> classifier.predict(cats[150:152]).tolist()
+    ['that', 'that']
+    >>> probabilities = classifier.predict_proba(cats[2:100])
+    """
+
+    def __init__(self, model: str | Path | Learner = "miniimagenet"):
+        self.model = model
+
+    def fit(self, X: Any, y: Any) -> "LEOClassifier":  # noqa: N803
+        """Adapt to these examples, and to nothing from before."""
+        X, y = self.examples(X, y)  # noqa: N806
+        return self.settle(X, y, adapted.adapt(self.resolved(X), X, self.numbered(y)))
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "LEOClassifier":  # noqa: N803
+        """Adapt to these examples and to all from before; a class may be new.
+
+        `classes` is what other estimators need to know beforehand, and here is not needed.
+        """
+        del classes
+        if not hasattr(self, "X_"):
+            return self.fit(X, y)
+        X, y = self.examples(X, y, reset=False)  # noqa: N806
+        X, y = np.concatenate([self.X_, X]), np.concatenate([self.y_, y])  # noqa: N806
+        return self.settle(X, y, adapted.adapt(self.resolved(X), X, self.numbered(y)))
+
+    def fit_many(self, tasks: Sequence[tuple[Any, Any]]) -> "list[LEOClassifier]":
+        """A classifier for each pair of X and y, as many calls of `fit` would give it, but adapted side by side."""
+        fresh = [self.fresh() for _ in tasks]
+        checked = [one.examples(*task) for one, task in zip(fresh, tasks, strict=True)]
+        if not checked:
+            return []
+        numbered = [(X, one.numbered(y)) for one, (X, y) in zip(fresh, checked, strict=True)]
+        found = adapted.adapt_many(self.resolved(checked[0][0]), numbered)
+        return [one.settle(X, y, own) for one, (X, y), own in zip(fresh, checked, found, strict=True)]
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """The most probable class of each row."""
+        best = self.logits(X).argmax(1)
+        return self.classes_[best]
+
+    def predict_proba(self, X: Any) -> Float[np.ndarray, "query way"]:  # noqa: N803
+        """The probability of each class, calibrated by temperatures that were learned on meta-validation tasks."""
+        return adapted.softmax(self.logits(X))
+
+    def decision_function(self, X: Any) -> Float[np.ndarray, "query *way"]:  # noqa: N803
+        """Logits, whose softmax is `predict_proba`; for two classes the difference of theirs."""
+        logits = self.logits(X)
+        return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
+
+    def sample_classifiers(self, n: int, random_state: int | np.random.RandomState | None = 0) -> "list[LEOClassifier]":
+        """`n` classifiers that the model holds possible: each from codes and weights of its own, drawn as in
+        meta-training and adapted by themselves. Of a learner that draws nothing, they are all the same."""
+        check_is_fitted(self)
+        if not isinstance(n, int | np.integer) or n < 1:
+            raise BadInput(f"n must be a whole number of at least 1, not {n}")
+        keys = jax.random.split(jax.random.key(check_random_state(random_state).randint(2**31)), n)
+        found = adapted.sample_heads(self.resolved(self.X_), self.X_, self.numbered(self.y_), keys)
+        return [self.fresh().settle(self.X_, self.y_, own) for own in found]
+
+    def fresh(self) -> "LEOClassifier":
+        return clone(self)  # type: ignore[return-value]
+
+    def resolved(self, X: np.ndarray) -> Model:  # noqa: N803
+        """The model to adapt."""
+        if isinstance(self.model, Learner):
+            return Model(self.model, Structure(dim=X.shape[1]), {})
+        if not isinstance(self.model, str | Path):
+            raise BadInput(f"model must be a name, a path or a Learner, not {type(self.model).__name__}")
+        return adapted.find_model(self.model, X.shape[1])
+
+    def examples(self, X: Any, y: Any, reset: bool = True) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
+        X, y = validate_data(self, X, y, dtype=np.float32, reset=reset)  # noqa: N806
+        check_classification_targets(y)
+        return X, y
+
+    def numbered(self, y: np.ndarray) -> list[int]:
+        return np.unique(y, return_inverse=True)[1].reshape(-1).tolist()
+
+    def settle(self, X: np.ndarray, y: np.ndarray, found: Adapted) -> "LEOClassifier":  # noqa: N803
+        self.X_, self.y_, self.classes_, self.adapted_ = X, y, np.unique(y), found
+        self.n_features_in_ = X.shape[1]
+        return self
+
+    def logits(self, X: Any) -> Float[np.ndarray, "query way"]:  # noqa: N803
+        check_is_fitted(self)
+        return self.adapted_.logits(np.asarray(validate_data(self, X, dtype=np.float32, reset=False)))
 
 
 class LEORegressor(RegressorMixin, BaseEstimator):
@@ -28,8 +135,8 @@ class LEORegressor(RegressorMixin, BaseEstimator):
     network: `n_functions` functions that explain the points. They are kept; `predict` is their mean and standard
     deviation, and none of them is trained any further.
 
-    model: a model file or run folder, a LEO of your own with a network of real targets (which cannot be pickled), or
-        without it the model of sines and lines in this package, for points with x in [-5, 5].
+    model: a model file or run folder, a LEO of your own with a network of real targets (which cannot be pickled if the
+        network is your own), or without it the model of sines and lines in this package, for points with x in [-5, 5].
     n_functions: how many functions are sampled.
     random_state: of the sampling, as everywhere in scikit-learn.
 
@@ -113,7 +220,7 @@ class LEORegressor(RegressorMixin, BaseEstimator):
 def resolve(model: str | Path | LEO | None) -> LEO:
     if not isinstance(model, str | Path | LEO | None):
         raise BadInput(f"model must be a LEO, a path or a name, not {type(model).__name__}")
-    learner: Learner = model if isinstance(model, LEO) else load_learner(Path(model or MODELS[0]))
+    learner: Learner = model if isinstance(model, LEO) else load_learner(Path(model or "sines-and-lines"))
     if not isinstance(learner, LEO):
         raise BadInput(f"LEORegressor samples functions of a LEO; the model is {type(learner).__name__}")
     if learner.network.targets is None or learner.network.classifies:
@@ -126,21 +233,7 @@ def resolve(model: str | Path | LEO | None) -> LEO:
 def load_learner(model: Path) -> Learner:
     """The first seed's, where a run has several."""
     path = model_paths(model)[0]
-    return load_file(path, path.stat().st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=8)
-def load_file(path: Path, _modified: int) -> Learner:
-    return load_model(path).learner
-
-
-def padded_length(count: int) -> int:
-    """The next power of two, so that few lengths are ever compiled."""
-    return max(8, 1 << (count - 1).bit_length())
-
-
-def pad(rows: np.ndarray, length: int) -> Float[Array, "length width"]:
-    return jnp.asarray(np.pad(rows, ((0, length - len(rows)), (0, 0))), jnp.float32)
+    return load_cached(path, path.stat().st_mtime_ns).learner
 
 
 @jax.jit

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from metaleo import data, outer_loop
+from metaleo.calibration import calibrate
 from metaleo.checkpoint import MODELS, embedded_model, save_model
 from metaleo.config import PROBLEMS, TrainConfig
 from metaleo.data.metaset import MetaSet
@@ -201,6 +202,15 @@ class Run:
                     raise Interrupted
         meet("end of training")
         return fetch(state, runs)
+
+    def calibrate(self, state: RunState) -> None:
+        """Give the models of a finished run their temperatures, learned on tasks of validation classes."""
+        seen = "val" in self.config.train_on  # classes that were trained on would make a model look too sure
+        if not isinstance(self.validation, Episodes) or seen or not is_first_host():
+            return
+        for seed, merit in zip(self.seeds, state.best_merit, strict=True):
+            if np.isfinite(merit):
+                calibrate(self.folder / self.model_name(seed), self.validation)
 
     def records(
         self, info: dict[str, np.ndarray], steps: np.ndarray, skipped: np.ndarray, stopped: np.ndarray

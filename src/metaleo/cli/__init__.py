@@ -6,18 +6,24 @@ from typing import Annotated
 import tyro
 
 from metaleo import __version__
+from metaleo.cli.adapt import Adapt
 from metaleo.cli.analyse import Analyse
 from metaleo.cli.common import say
 from metaleo.cli.compare import Compare
 from metaleo.cli.embed import Embed
 from metaleo.cli.evaluate import Evaluate
+from metaleo.cli.export import Export
+from metaleo.cli.info import Info
 from metaleo.cli.pack import Pack
 from metaleo.cli.plot_functions import PlotFunctions
+from metaleo.cli.predict import Predict
 from metaleo.cli.pretrain import Pretrain
 from metaleo.cli.quickstart import Quickstart
 from metaleo.cli.report import Report
 from metaleo.cli.reproduce import Reproduce
 from metaleo.cli.search import Search
+from metaleo.cli.serve import Serve
+from metaleo.cli.split import Split
 from metaleo.cli.train import Train
 from metaleo.errors import BadInput
 from metaleo.population import is_first_host, join_hosts
@@ -26,6 +32,10 @@ Command = (
     Annotated[Quickstart, tyro.conf.subcommand("quickstart")]
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Adapt, tyro.conf.subcommand("adapt")]
+    | Annotated[Predict, tyro.conf.subcommand("predict")]
+    | Annotated[Info, tyro.conf.subcommand("info")]
+    | Annotated[Split, tyro.conf.subcommand("split")]
     | Annotated[Search, tyro.conf.subcommand("search")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
@@ -35,6 +45,8 @@ Command = (
     | Annotated[Pack, tyro.conf.subcommand("pack")]
     | Annotated[Pretrain, tyro.conf.subcommand("pretrain")]
     | Annotated[Embed, tyro.conf.subcommand("embed")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Serve, tyro.conf.subcommand("serve")]
 )
 
 

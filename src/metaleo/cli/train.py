@@ -24,6 +24,7 @@ class Train:
     Try:
       metaleo train --shot 5 --out runs/five-shot
       metaleo train --data features.npz --preset paper-mini-1shot --seeds 5
+      metaleo train --data my-vectors.csv --shot 5 --out runs/mine
       metaleo train --learner meta-sgd --steps 5000
       metaleo train --problem sines-and-lines
       metaleo train --data strokes --preset strokes
@@ -32,7 +33,7 @@ class Train:
     """
 
     data: Text = None
-    """Feature file (.npz, .safetensors), folder of the authors' pickles, or in this package: `sample`, `strokes`."""
+    """Feature file (.npz, .safetensors), folder of the authors' pickles, or from here: sample, strokes, intents."""
     problem: Text = None
     """Tasks that need no data instead: sines-and-lines, 5-shot regression."""
     learner: Text = None
@@ -172,6 +173,7 @@ class Train:
 
     def run(self) -> None:
         from metaleo import data, runs
+        from metaleo.data.splitting import advice
         from metaleo.figures import plot_curves
         from metaleo.journal import read_metrics
 
@@ -205,9 +207,12 @@ class Train:
             runs.prepare(folder, config, self.overwrite)
         if metaset is not None:
             say.print(f"{config.data}: {metaset.describe()}")
+            if told := advice(metaset, config.way):
+                say.print(told)
         say.print(f"{config.title} → {folder}")
         title = config.title if metaset is None else f"{config.title}, {Path(config.data).name}"
         state = train_with_progress(run, config.structure.learner)
+        run.calibrate(state)
         plot_curves(
             folder / "curves.png",
             {config.structure.learner: read_metrics(folder / "metrics.jsonl")},

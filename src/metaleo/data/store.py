@@ -2,7 +2,8 @@
 
 A file holds either `features [class, image, dim]` with `class_names [class]` and `split [class]`, or flat
 `features [n, dim]` with `labels [n]` and `split [n]`. Features may be integers with a `scale [dim]`. In a
-`.safetensors` file, which has no strings, names and splits stand in the header as JSON lists.
+`.safetensors` file, which has no strings, names and splits stand in the header as JSON lists. Where no split is given,
+classes are split at random, always in the same way. Tables (.csv, .parquet …) are read by `tables`.
 """
 
 import dataclasses
@@ -20,11 +21,12 @@ import safetensors.numpy
 
 from metaleo.data.metaset import MetaSet
 from metaleo.data.pickles import FILES, read_folder
+from metaleo.data.splitting import split_classes
 from metaleo.errors import BadInput
 from metaleo.files import replacing
 
-EMBEDDED = {"sample": "miniimagenet.safetensors", "strokes": "strokes.npz"}
-"""Data inside this package, by name: real miniImageNet features, and the pen strokes of handwritten characters."""
+EMBEDDED = {"sample": "miniimagenet.safetensors", "strokes": "strokes.npz", "intents": "intents.safetensors"}
+"""Data inside this package, by name: real miniImageNet features, pen strokes of handwritten characters, sentences."""
 NUMPY_TYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
@@ -34,9 +36,13 @@ NUMPY_TYPES = {
 
 def load(source: str | Path) -> MetaSet:
     """A meta-set from a file, from a folder of the authors' pickles, or by name one of those inside this package."""
+    from metaleo.data.tables import SUFFIXES, is_table, read_table, to_metaset  # which reads feature files with ours
+
     if source in EMBEDDED:
         return load_embedded(str(source))
     path = Path(source)
+    if is_table(path) and path.exists():
+        return to_metaset(read_table(path))
     if path.is_dir():
         if any((path / name).is_file() for name in FILES.values()):
             return read_folder(path)
@@ -45,11 +51,13 @@ def load(source: str | Path) -> MetaSet:
         raise BadInput(f"{path} is a folder without features{hint}")
     if not path.exists():
         raise BadInput(
-            f"{path} does not exist; --data takes a .npz or .safetensors file, a folder, or {' or '.join(EMBEDDED)}"
+            f"{path} does not exist; --data takes a .npz, .safetensors, .csv or .parquet file, a folder, or "
+            f"{', '.join(EMBEDDED)}"
         )
     readers = {".npz": read_npz, ".safetensors": read_safetensors}
     if path.suffix not in readers:
-        raise BadInput(f"{path} is not a feature file: its name ends in neither .npz nor .safetensors")
+        known = ", ".join((*readers, *SUFFIXES))
+        raise BadInput(f"{path} is not a feature file: its name ends in none of {known}")
     try:
         fields = readers[path.suffix](path)
     except BadInput:
@@ -91,7 +99,7 @@ def assemble(fields: dict[str, Any]) -> MetaSet:
     if features.ndim == 3:
         ways = len(features)
         names = np.asarray(fields.get("class_names", np.arange(ways)))
-        splits = np.asarray(fields.get("split", np.full(ways, "test")))
+        splits = np.asarray(fields["split"] if "split" in fields else split_classes(ways))
         same_length("class_names", names, "class", ways)
         same_length("split", splits, "class", ways)
         return MetaSet.from_classes(features, tuple(map(str, names)), tuple(map(str, splits)), scale)
@@ -99,7 +107,11 @@ def assemble(fields: dict[str, Any]) -> MetaSet:
         raise BadInput("flat `features [n, dim]` need `labels [n]`")
     labels = np.asarray(fields["labels"])
     same_length("labels", labels, "row", len(features))
-    splits = np.asarray(fields.get("split", np.full(len(features), "test")))
+    if "split" in fields:
+        splits = np.asarray(fields["split"])
+    else:
+        classes, places = np.unique(labels, return_inverse=True)
+        splits = np.array(split_classes(len(classes)))[places]
     if "class_names" in fields and labels.dtype.kind in "iu":  # labels are positions in class_names
         names = np.asarray(fields["class_names"])
         if names.ndim != 1:

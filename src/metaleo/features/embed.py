@@ -91,11 +91,12 @@ def embed_slab(
     views: Views = "centre",
     flat: bool = False,
 ) -> list[Float16[np.ndarray, "image _"]]:
-    """Any number of images, in batches of one size: a second call compiles nothing."""
+    """Any number of images, in batches of one size, or a power of two where they are few: little is ever compiled."""
     parts: list[list[np.ndarray]] = [[] for _ in taps]
-    for start in range(0, len(images), BATCH):
-        batch = images[start : start + BATCH]
-        pixels, batch_key = padded(batch, BATCH), jax.random.fold_in(key, start)
+    size = min(BATCH, 1 << (len(images) - 1).bit_length())
+    for start in range(0, len(images), size):
+        batch = images[start : start + size]
+        pixels, batch_key = padded(batch, size), jax.random.fold_in(key, start)
         found = embed_batch(file.trained, pixels, batch_key, file.architecture, taps, views, flat, file.mirrors)
         for part, values in zip(parts, found, strict=True):
             part.append(np.asarray(values)[: len(batch)].astype(np.float16))

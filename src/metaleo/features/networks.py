@@ -1,5 +1,6 @@
 """Network files: a trained backbone, what it is and what is known of it."""
 
+import importlib.resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,9 @@ from metaleo.errors import BadInput
 from metaleo.features.backbone import Backbone, Moments, Pass
 from metaleo.features.recipes import Architecture
 from metaleo.trees import load_tree, read_header, save_tree
+
+NETWORKS = ("omniglot",)
+"""Trained networks inside this package, by name."""
 
 
 class Trained(NamedTuple):
@@ -35,7 +39,9 @@ def save_network(path: Path, trained: Trained, architecture: Architecture, heade
 
 
 def load_network(path: Path) -> NetworkFile:
-    """From a network file, or from the folder of a pre-training run."""
+    """From a network file, from the folder of a pre-training run, or by name the one in this package."""
+    if str(path) in NETWORKS and not path.exists():
+        path = Path(str(importlib.resources.files("metaleo") / "models" / f"{path}-network.safetensors"))
     path = path / "network.safetensors" if path.is_dir() else path
     header = read_header(path)
     if header.get("kind") != "network":

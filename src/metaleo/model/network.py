@@ -37,6 +37,8 @@ class Network:
     loss: Loss = cross_entropy
     dropout: bool = False
     """Inputs are features, of which dropout may take some."""
+    made: tuple[Callable[..., "Network"], tuple[Any, ...]] | None = None
+    """What to call, and with what, to have it again; nothing if it is one's own."""
 
     @classmethod
     def of(cls, model: Any, loss: Loss, inputs: Shape, targets: Shape | None, dropout: bool = False) -> "Network":
@@ -80,6 +82,12 @@ class Network:
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "Network":
         return self  # one object, one network: estimators that hold one may be cloned
+
+    def __reduce__(self) -> tuple[Callable[..., "Network"], tuple[Any, ...]]:
+        """Pickled by its name, and so the same object again in the same process."""
+        if self.made is None:
+            raise BadInput("a network of one's own cannot be pickled; one that has a name can")
+        return self.made
 
     @property
     def size(self) -> int:
@@ -179,7 +187,7 @@ def dot(weights: Float[Array, " dim"], x: Float[Array, " dim"]) -> Float[Array, 
 @functools.cache
 def linear(dim: int) -> Network:
     """The paper's classifier: a row of weights per class."""
-    return Network(dot, np.zeros(dim, np.float32), (dim,), dropout=True)
+    return Network(dot, np.zeros(dim, np.float32), (dim,), dropout=True, made=(linear, (dim,)))
 
 
 @functools.cache
@@ -213,8 +221,12 @@ def named(
     name: str, dim: int, *, hidden: int, layers: int, channels: int, targets: int | None, noise: float | None
 ) -> Network:
     """The networks that a run can name. `noise` is the standard deviation of real targets, absent for classes."""
+    if name == "linear" and targets is None:
+        return linear(dim)
     with jax.ensure_compile_time_eval():  # a run may ask for it inside a compiled function
-        return make(name, dim, hidden, layers, channels, targets, noise)
+        network = make(name, dim, hidden, layers, channels, targets, noise)
+    settings = {"hidden": hidden, "layers": layers, "channels": channels, "targets": targets, "noise": noise}
+    return dataclasses.replace(network, made=(functools.partial(named, **settings), (name, dim)))
 
 
 def make(
@@ -224,8 +236,6 @@ def make(
     shape, outputs = (None, "scalar") if targets is None else ((targets,), targets)
     key = jax.random.key(0)
     match name:
-        case "linear" if targets is None:
-            return linear(dim)
         case "linear":
             return Network.of(eqx.nn.Linear(dim, outputs, use_bias=False, key=key), loss, (dim,), shape, noise is None)
         case "mlp":

@@ -1,0 +1,253 @@
+"""A model adapted to labelled examples: what `LEOClassifier`, `metaleo adapt` and the server have in common."""
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+
+from metaleo.calibration import temperature_for
+from metaleo.checkpoint import Model, load_model
+from metaleo.config import UNTRAINED, Structure
+from metaleo.data.rows import normalise
+from metaleo.errors import BadInput
+from metaleo.learners.learner import Learner
+from metaleo.model.heads import Head
+from metaleo.runs import model_paths
+from metaleo.tasks.task import Batch, labelled
+from metaleo.trees import load_tree, read_header, save_tree
+
+LEAST_ROWS = 8
+AT_ONCE = 1024
+"""Queries per compiled call."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Adapted:
+    """A classifier for classes of one's own."""
+
+    classes: tuple[Any, ...]
+    head: Head
+    temperature: float
+    """What logits are divided by (see `calibration`)."""
+    structure: Structure
+    about: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What else is known of it, in JSON: its model and its examples."""
+
+    def logits(self, rows: Float[np.ndarray, "query dim"]) -> Float[np.ndarray, "query way"]:
+        """Divided by the temperature: their softmax is `probabilities`. Rows are as they come."""
+        check_rows(rows, self.structure)
+        found = []
+        for start in range(0, len(rows), AT_ONCE):
+            some = rows[start : start + AT_ONCE]
+            inputs = as_inputs(pad(some, padded_length(len(some))), self.structure)
+            found.append(np.asarray(apply_head(self.head, inputs))[: len(some)])
+        return np.concatenate(found).astype(np.float64) / self.temperature
+
+    def probabilities(self, rows: Float[np.ndarray, "query dim"]) -> Float[np.ndarray, "query way"]:
+        """Of each class, calibrated."""
+        return softmax(self.logits(rows))
+
+    def save(self, path: Path) -> None:
+        """A task file: all that predictions need, and nothing of the model besides."""
+        header = {"kind": "task", "classes": list(self.classes), "temperature": self.temperature}
+        save_tree(path, self.head, {**header, "structure": vars(self.structure), "about": self.about})
+
+
+def predict(task: Adapted, rows: Float[np.ndarray, "query dim"], unsure_below: float) -> list[dict[str, Any]]:
+    """For each row its class, how probable it is, whether that is too little to be sure, and all probabilities."""
+    found = []
+    for own in task.probabilities(rows):
+        best = int(own.argmax())
+        each = {str(name): round(float(one), 6) for name, one in zip(task.classes, own, strict=True)}
+        unsure = bool(own[best] < unsure_below)
+        found.append({"class": task.classes[best], "probability": round(float(own[best]), 6), "unsure": unsure,
+                      "probabilities": each})  # fmt: skip
+    return found
+
+
+def softmax(logits: Float[np.ndarray, "*batch way"]) -> Float[np.ndarray, "*batch way"]:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def load_task(path: Path) -> Adapted:
+    """What `save` has written."""
+    header = read_header(path)
+    if header.get("kind") != "task":
+        hint = "; `metaleo adapt` makes one of it" if header.get("kind") == "model" else ""
+        raise BadInput(f"{path} is not a task file{hint}")
+    try:
+        structure, classes = Structure.from_json(header["structure"]), tuple(header["classes"])
+        temperature, about = float(header["temperature"]), dict(header["about"])
+        like = blank_head(structure.blank(), structure, len(classes), int(about["rows"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path} is a damaged task file ({error})") from error
+    return Adapted(classes, load_tree(path, like), temperature, structure, about)
+
+
+def blank_head(learner: Learner, structure: Structure, way: int, rows: int) -> Head:
+    """The head that adapting to so many rows gives, with shapes for its numbers."""
+    shapes = Batch(
+        jax.ShapeDtypeStruct((rows, structure.dim), jnp.float32),  # type: ignore[arg-type]
+        jax.ShapeDtypeStruct((rows, way), jnp.float32),  # type: ignore[arg-type]
+        jax.ShapeDtypeStruct((rows,), bool),  # type: ignore[arg-type]
+    )
+    return jax.eval_shape(lambda learner, support: learner.adapt(support).head, learner, shapes)
+
+
+def find_model(model: str | Path, dim: int | None = None) -> Model:
+    """A model in this package by its name, that of a run folder (its first seed's) or of a file; or a learner that
+    needs no training by its name, for rows of `dim` numbers."""
+    if str(model) in UNTRAINED:
+        if dim is None:
+            raise BadInput(f"{model} is for rows of any length, but of which one is not known yet")
+        structure = Structure(learner=str(model), dim=dim)
+        return Model(structure.init(jax.random.key(0)), structure, {"kind": "model"})
+    path = model_paths(Path(model))[0]
+    found = load_cached(path, path.stat().st_mtime_ns)
+    if found.structure.noise is not None:
+        raise BadInput(f"{model} predicts numbers; a model of classes is needed")
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def load_cached(path: Path, _modified: int) -> Model:
+    return load_model(path)
+
+
+def adapt(model: Model, rows: Float[np.ndarray, "example dim"], labels: Sequence[Hashable]) -> Adapted:
+    """The model, adapted to these examples; rows are as they come, labels of any kind."""
+    classes, numbers = number_classes(labels, len(rows))
+    check_rows(rows, model.structure)
+    check_way(len(classes), model.structure)
+    support = make_support(rows, numbers, len(classes), model.structure)
+    return settle(model, classes, numbers, adapt_head(model.learner, support))
+
+
+def adapt_many(
+    model: Model, tasks: Sequence[tuple[Float[np.ndarray, "example dim"], Sequence[Hashable]]]
+) -> list[Adapted]:
+    """The model, adapted to each of several sets of examples; those of one shape side by side."""
+    named = [number_classes(labels, len(rows)) for rows, labels in tasks]
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for index, ((classes, _), (rows, _)) in enumerate(zip(named, tasks, strict=True)):
+        check_rows(rows, model.structure)
+        check_way(len(classes), model.structure)
+        shapes.setdefault((len(classes), padded_length(len(rows))), []).append(index)
+    found: dict[int, Adapted] = {}
+    for (way, _), indices in shapes.items():
+        for first in range(0, len(indices), MANY):
+            some = indices[first : first + MANY]
+            length = 1 << (len(some) - 1).bit_length()  # so that few numbers of tasks are ever compiled
+            filled = some + some[:1] * (length - len(some))
+            supports = [make_support(tasks[i][0], named[i][1], way, model.structure) for i in filled]
+            heads = adapt_heads(model.learner, jax.tree.map(lambda *leaves: jnp.stack(leaves), *supports))
+            for place, index in enumerate(some):
+                head = jax.tree.map(lambda leaf, place=place: leaf[place], heads)
+                found[index] = settle(model, *named[index], head)
+    return [found[index] for index in range(len(tasks))]
+
+
+MANY = 64
+"""Tasks that are adapted to side by side."""
+
+
+def sample_heads(
+    model: Model, rows: Float[np.ndarray, "example dim"], labels: Sequence[Hashable], keys: Key[Array, " sample"]
+) -> list[Adapted]:
+    """Classifiers drawn from those that a stochastic learner holds possible, each adapted by itself."""
+    classes, numbers = number_classes(labels, len(rows))
+    support = make_support(rows, numbers, len(classes), model.structure)
+    heads = draw_heads(model.learner, support, keys)
+    each = [jax.tree.map(lambda leaf, i=i: leaf[i], heads) for i in range(len(keys))]
+    return [settle(model, classes, numbers, head) for head in each]
+
+
+def settle(model: Model, classes: tuple[Any, ...], numbers: Int[np.ndarray, " example"], head: Head) -> Adapted:
+    """The head with its classes and its temperature; refused if adaptation went astray."""
+    head = jax.tree.map(np.asarray, head)
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(head)):
+        raise BadInput("the adapted classifier is not finite: are these rows of the kind the model was trained on?")
+    counts = np.bincount(numbers, minlength=len(classes))
+    about = {
+        "learner": model.structure.learner,
+        "examples": counts.tolist(),
+        "rows": padded_length(len(numbers)),
+    }
+    return Adapted(classes, head, temperature_for(model.header, counts.mean()), model.structure, about)
+
+
+def number_classes(labels: Sequence[Hashable], rows: int) -> tuple[tuple[Any, ...], Int[np.ndarray, " example"]]:
+    """The classes in order, and each example's place among them."""
+    if len(labels) != rows:
+        raise BadInput(f"{rows} examples need as many labels, not {len(labels)}")
+    classes, numbers = np.unique(np.asarray(labels), return_inverse=True)
+    if len(classes) < 2:
+        raise BadInput(f"a classifier needs examples of at least 2 classes; there is {len(classes)} class")
+    return tuple(classes.tolist()), numbers.reshape(-1)
+
+
+def check_rows(rows: Float[np.ndarray, "example dim"], structure: Structure) -> None:
+    if rows.shape[1] != structure.dim:
+        raise BadInput(f"rows have {rows.shape[1]} numbers; the model was trained on rows of {structure.dim}")
+    bad = np.flatnonzero(~np.isfinite(rows).all(1))
+    if len(bad):
+        raise BadInput(f"NaN or Inf in {len(bad)} of {len(rows)} rows, the first is row {bad[0]}")
+
+
+def check_way(way: int, structure: Structure) -> None:
+    """Some learners keep something for each class, and are good for one number of them."""
+    fixed = structure.codes == "task" or structure.learner in ("maml", "fomaml", "meta-sgd", "reptile")
+    if fixed and way != structure.way:
+        raise BadInput(f"this {structure.learner} was trained for {structure.way} classes, and there are {way}")
+
+
+def make_support(
+    rows: Float[np.ndarray, "example dim"], numbers: Int[np.ndarray, " example"], way: int, structure: Structure
+) -> Batch:
+    """The examples as the learner takes them, padded so that few lengths are ever compiled."""
+    length = padded_length(len(rows))
+    inputs, there = as_inputs(pad(rows, length), structure), jnp.arange(length) < len(rows)
+    return labelled(inputs, np.pad(numbers, (0, length - len(rows))), way, there)
+
+
+def as_inputs(rows: Float[Array, "example dim"], structure: Structure) -> Float[Array, "example dim"]:
+    return normalise(rows) if structure.normalised else rows
+
+
+def padded_length(count: int) -> int:
+    """The next power of two."""
+    return max(LEAST_ROWS, 1 << (count - 1).bit_length())
+
+
+def pad(rows: Float[np.ndarray, "example width"], length: int) -> Float[Array, "length width"]:
+    return jnp.asarray(np.pad(rows, ((0, length - len(rows)), (0, 0))), jnp.float32)
+
+
+@jax.jit
+def adapt_head(learner: Learner, support: Batch) -> Head:
+    return learner.adapt(support).head
+
+
+@jax.jit
+def adapt_heads(learner: Learner, supports: Batch) -> Head:
+    return jax.vmap(lambda support: learner.adapt(support).head)(supports)
+
+
+@jax.jit
+def draw_heads(learner: Learner, support: Batch, keys: Key[Array, " sample"]) -> Head:
+    def one(key: PRNGKeyArray) -> Head:
+        return learner.adapt(support, None, key).head
+
+    return jax.lax.map(one, keys, batch_size=100)
+
+
+@jax.jit
+def apply_head(head: Head, inputs: Float[Array, "query dim"]) -> Float[Array, "query way"]:
+    return jax.vmap(head)(inputs)

@@ -1,0 +1,89 @@
+"""Probabilities that mean what they say: a temperature for each number of shots, learned on validation tasks."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+import scipy.special
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from metaleo.checkpoint import load_model, save_model
+from metaleo.evaluation import map_tasks, tasks_at_once
+from metaleo.learners.learner import Learner
+from metaleo.tasks.episodes import Episodes
+from metaleo.tasks.task import Batch, Task
+
+SHOTS = (1, 2, 5, 10)
+"""Where temperatures are learned, as far as classes have so many examples; in between, they are interpolated."""
+QUERY = 15
+TASKS = 400
+SEED = 1_000_003
+"""Of the tasks; no run validates on the same."""
+
+
+def temperature_for(header: dict[str, Any], shot: float) -> float:
+    """What to divide logits by, for a model with this header and this many examples per class on average.
+
+    Linear between the shots that were learned, in the logarithm of both; 1 for a model that never learned any.
+    """
+    known = header.get("temperatures") or [[1, 1.0]]
+    shots, values = np.log(np.asarray(known, np.float64)).T
+    return float(np.exp(np.interp(np.log(shot), shots, values)))
+
+
+def calibrate(path: Path, episodes: Episodes) -> list[list[float]]:
+    """Learn the temperatures of a model file on tasks over these classes, and write them into its header."""
+    model = load_model(path)
+    found = learn_temperatures(model.learner, episodes)
+    save_model(path, model.learner, model.structure, {**model.header, "temperatures": found})
+    return found
+
+
+def learn_temperatures(learner: Learner, episodes: Episodes, tasks: int = TASKS) -> list[list[float]]:
+    """Pairs of a number of shots and the temperature at which the query loss over tasks is least.
+
+    The tasks are over the same classes and of as many ways as `episodes`.
+    """
+    fewest = int(episodes.counts.min())
+    query = max(1, min(QUERY, fewest // 2))
+    shots = [shot for shot in SHOTS if shot + query <= fewest]
+    episodes = dataclasses.replace(episodes, shot=shots[-1], query=query)
+    key = jax.random.key(SEED)
+    found = []
+    for shot in shots:
+        logits, targets = QUERY_LOGITS(learner, episodes, key, jnp.arange(tasks), jnp.int32(shot))
+        logits, targets = np.asarray(logits, np.float64), np.asarray(targets).argmax(-1)
+        found.append([shot, best_temperature(logits.reshape(-1, episodes.way), targets.reshape(-1))])
+    return found
+
+
+def query_logits(
+    learner: Learner, episodes: Episodes, key: PRNGKeyArray, indices: Int[Array, " task"], shot: Int[Array, ""]
+) -> tuple[Float[Array, "task query way"], Float[Array, "task query way"]]:
+    """Of tasks with the first `shot` examples of each class only: one program serves any number of them."""
+    there = jnp.tile(jnp.arange(episodes.shot) < shot, episodes.way)
+
+    def ask(task: Task, _: PRNGKeyArray) -> tuple[Float[Array, "query way"], Float[Array, "query way"]]:
+        support = Batch(task.support.inputs, task.support.targets, there)
+        return jax.vmap(learner.adapt(support).head)(task.query.inputs), task.query.targets
+
+    return map_tasks(ask, episodes.sample, key, indices, min(20, tasks_at_once(episodes)))
+
+
+QUERY_LOGITS = jax.jit(query_logits)
+
+
+def best_temperature(logits: Float[np.ndarray, "query way"], answers: Int[np.ndarray, " query"]) -> float:
+    """T that minimises the mean of -log softmax(logits / T)[answer], between 1/20 and 20."""
+
+    def loss(log_temperature: float) -> float:
+        scaled = logits / np.exp(log_temperature)
+        right = np.take_along_axis(scaled, answers[:, None], 1)[:, 0]
+        return float(np.mean(scipy.special.logsumexp(scaled, axis=1) - right))
+
+    found = scipy.optimize.minimize_scalar(loss, bounds=(-np.log(20), np.log(20)), method="bounded")
+    return float(np.exp(found.x))

@@ -1,0 +1,83 @@
+"""`metaleo split`."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from metaleo.cli.common import Text, flag, say
+from metaleo.errors import BadInput
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Make a feature file of a table of your own, and choose which classes to learn from, to choose by and to test on.
+
+    TABLE is as SUPPORT in `metaleo adapt`, vectors only. `metaleo train --data TABLE` does the same by itself, with
+    the column `label`, the column `split` (train, val or test; one for each class) if there is one, and else seed 0;
+    this is for other columns, seeds and shares, and it reads faster. Tasks of N classes need N classes in each split.
+
+    Try:
+      metaleo split sentences.csv --label intent --out features.safetensors
+      metaleo split vectors.parquet --by domain-split --out features.safetensors
+      metaleo split embedded.safetensors --again --seed 3 --shares 0.6 0.2 0.2 --out features.safetensors
+    """
+
+    table: Annotated[Path, tyro.conf.Positional, flag("TABLE")]
+    """The examples, with labels."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="PATH")] = Path("features.safetensors")
+    """Feature file to write, .safetensors or .npz."""
+    label: Text = None
+    """Column of the labels (label)."""
+    by: Text = None
+    """Column that says train, val or test (split)."""
+    ignore: Annotated[tuple[str, ...], flag("COLUMN")] = ()
+    """Columns of numbers that are no part of the vector."""
+    again: bool = False
+    """Split at random, whatever the file says."""
+    seed: int = 0
+    """Of the random split."""
+    shares: tuple[float, float, float] = (0.64, 0.16, 0.2)
+    """Of the classes, for train, val and test."""
+    way: int = 5
+    """Classes of the tasks to come: say so if there are too few."""
+    overwrite: bool = False
+    """Replace the file in --out."""
+    json: bool = False
+    """Print the classes of each split as JSON on standard output."""
+
+    def run(self) -> None:
+        from metaleo.data.splitting import advice
+        from metaleo.data.store import save
+        from metaleo.data.tables import read_table, to_metaset
+
+        if self.out.suffix not in (".npz", ".safetensors"):
+            raise BadInput(f"{self.out}: a feature file's name ends in .npz or .safetensors")
+        if self.out.exists() and not self.overwrite:
+            raise BadInput(f"{self.out} exists; replace it with --overwrite, or choose another --out")
+        if min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6:
+            raise BadInput(f"--shares are three parts of one, not {' '.join(map(str, self.shares))}")
+        if self.by is not None and self.again:
+            raise BadInput("--by takes the split from a column and --again makes a new one; give one of them")
+        table = read_table(self.table, self.label, self.ignore)
+        if self.by is not None:
+            if self.by not in table.beside:
+                raise BadInput(f"{self.table} has no column of text {self.by!r}")
+            table = dataclasses.replace(table, splits=table.beside[self.by])
+        elif self.again:
+            table = dataclasses.replace(table, splits=None)
+        metaset = to_metaset(table, self.seed, self.shares)
+        save(metaset, self.out)
+        say.print(f"{self.out}: {metaset.describe()}", markup=False, soft_wrap=True)
+        told = advice(metaset, self.way)
+        if told:
+            say.print(told, markup=False, soft_wrap=True)
+        say.print(f"meta-train on it with:\n  metaleo train --data {self.out}", markup=False, soft_wrap=True)
+        if self.json:
+            classes = {
+                split: [name for name, own in zip(metaset.class_names, metaset.splits, strict=True) if own == split]
+                for split in ("train", "val", "test")
+            }
+            print(json.dumps({"file": str(self.out), "classes": classes, "advice": told}, indent=2))

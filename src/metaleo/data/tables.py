@@ -1,0 +1,260 @@
+"""Tables of vectors: .csv, .tsv, .parquet, Hugging Face data sets on the disk, and feature files.
+
+A table has a row per example. Its vector is either in one column of lists, or in all columns of numbers; other columns
+are kept beside it. The label is in the column `label` unless another is named; rows without one are to be predicted.
+"""
+
+import dataclasses
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float32
+
+from metaleo.data.metaset import MetaSet
+from metaleo.data.splitting import SHARES, Shares, split_classes
+from metaleo.data.store import assemble, read_npz, read_safetensors
+from metaleo.errors import BadInput
+
+LABELS = ("label", "labels")
+"""Names under which labels are looked for; and in feature files."""
+SPLIT = "split"
+SUFFIXES = (".csv", ".tsv", ".parquet")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """Vectors, with what was written beside them."""
+
+    vectors: Float32[np.ndarray, "row dim"]
+    labels: list[str] | None
+    """Empty where a row has none."""
+    splits: list[str] | None = None
+    beside: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    """All other columns, as text."""
+    images: list[bytes] | None = None
+    """Encoded images, one per row, where a table holds these instead of vectors."""
+
+    def labelled(self, present: bool = True) -> "Table":
+        """The rows that have a label, or those that have none."""
+        labels = self.labels if self.labels is not None else [""] * len(self.vectors)
+        rows = [row for row, label in enumerate(labels) if bool(label) == present]
+        return Table(
+            self.vectors[rows],
+            [labels[row] for row in rows],
+            None if self.splits is None else [self.splits[row] for row in rows],
+            {name: [column[row] for row in rows] for name, column in self.beside.items()},
+        )
+
+
+def is_table(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES or is_dataset(path)
+
+
+def is_dataset(path: Path) -> bool:
+    """A folder that Hugging Face's `save_to_disk` has written."""
+    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+
+
+def read_table(
+    path: Path,
+    label: str | None = None,
+    ignore: Sequence[str] = (),
+    content: bytes | None = None,
+) -> Table:
+    """A table from a file, by its suffix; with `content`, from these bytes instead of those on the disk."""
+    if content is None and not path.exists():
+        raise BadInput(f"{path} does not exist")
+    suffix = path.suffix.lower()
+    try:
+        if suffix in (".npz", ".safetensors"):
+            return from_features(path, suffix, content)
+        if is_table(path):
+            return from_arrow(read_arrow(path, suffix, content), label, ignore)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
+    except Exception as error:  # whatever a damaged file makes the parsers say
+        raise BadInput(f"{path} cannot be read ({' '.join(str(error).split())[:200]})") from error
+    raise BadInput(
+        f"{path} is no table of vectors: that is a .csv, .tsv, .parquet, .npz or .safetensors file, or a folder that "
+        f"Hugging Face's save_to_disk has written"
+    )
+
+
+def read_arrow(path: Path, suffix: str, content: bytes | None) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    if path.is_dir():
+        return read_dataset(path)
+    source = str(path) if content is None else pa.BufferReader(content)
+    if suffix == ".parquet":
+        return pyarrow.parquet.read_table(source)
+    parsing = pyarrow.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",", newlines_in_values=True)
+    typing = pyarrow.csv.ConvertOptions(strings_can_be_null=False)
+    return pyarrow.csv.read_csv(source, parse_options=parsing, convert_options=typing)
+
+
+def read_dataset(folder: Path) -> Any:
+    """A data set of Hugging Face's, whose splits, if it has several, become a column."""
+    import pyarrow as pa
+
+    parts = folder / "dataset_dict.json"
+    if parts.is_file():
+        tables = []
+        for name in json.loads(parts.read_text(encoding="utf-8"))["splits"]:
+            part = read_dataset(folder / name)
+            tables.append(part if SPLIT in part.column_names else part.append_column(SPLIT, [[name] * len(part)]))
+        return pa.concat_tables(tables)
+    files = json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]
+    tables = []
+    for entry in files:
+        with pa.memory_map(str(folder / Path(entry["filename"]).name)) as file:
+            tables.append(pa.ipc.open_stream(file).read_all())
+    table = pa.concat_tables(tables)
+    info = folder / "dataset_info.json"
+    features = json.loads(info.read_text(encoding="utf-8")).get("features", {}) if info.is_file() else {}
+    for name, kind in features.items():
+        if isinstance(kind, dict) and kind.get("_type") == "ClassLabel":  # numbers that stand for names
+            place = table.column_names.index(name)
+            numbers = table[name].to_pylist()  # -1 for a row without one
+            names = [None if value is None or value < 0 else kind["names"][value] for value in numbers]
+            table = table.set_column(place, name, [pa.array(names, pa.string())])
+    return table
+
+
+def from_arrow(table: Any, label: str | None, ignore: Sequence[str]) -> Table:
+    import pyarrow as pa
+
+    names = table.column_names
+    if all(is_number(name) for name in names):
+        raise BadInput(f"its first line must name the columns, and reads {show(names)}")
+    if len(set(names)) < len(names):
+        raise BadInput(f"two columns are called {next(name for name in names if names.count(name) > 1)!r}")
+    for name in (*([label] if label else []), *ignore):
+        if name not in names:
+            raise BadInput(f"there is no column {name!r}; there are {show(names)}")
+    label = label or next((name for name in LABELS if name in names), None)
+    kept = [name for name in names if name not in (label, SPLIT, *ignore)]
+    kinds = {name: table.schema.field(name).type for name in kept}
+    lists = [name for name, kind in kinds.items() if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+             or pa.types.is_large_list(kind)]  # fmt: skip
+    numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    numbers = [name for name, kind in kinds.items() if any(test(kind) for test in numeric)]
+    pictures = [name for name, kind in kinds.items() if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0]
+    vector = lists or ([] if pictures else numbers)
+    others = [name for name in kept if name not in (*vector, *pictures)]
+    text = {name: ["" if value is None else str(value) for value in table[name].to_pylist()] for name in others}
+    labels = None if label is None else [as_label(value) for value in table[label].to_pylist()]
+    splits = [str(value) for value in table[SPLIT].to_pylist()] if SPLIT in names else None
+    if len(table) == 0:
+        raise BadInput("it has no rows")
+    coded = next(
+        (name for name in (label, *others) if name and pa.types.is_binary(table.schema.field(name).type)), None
+    )
+    if coded is not None:
+        raise BadInput(f"column {coded} is not UTF-8 text")
+    if pictures and not lists:
+        images = [value["bytes"] or b"" for value in table[pictures[0]].to_pylist()]
+        return Table(np.zeros((len(table), 0), np.float32), labels, splits, text, images)
+    if len(lists) > 1:
+        raise BadInput(f"columns {show(lists)} all hold vectors; leave out all but one with --ignore")
+    if lists:
+        vectors = from_lists(table[lists[0]].to_pylist(), lists[0])
+    elif numbers:
+        columns = [table[name].to_numpy(zero_copy_only=False) for name in numbers]
+        vectors = np.stack([column.astype(np.float32) for column in columns], axis=1)
+    else:
+        raise BadInput(f"no column holds numbers; there are {show(names)}")
+    bad = np.argwhere(~np.isfinite(vectors))
+    if len(bad):
+        row, column = bad[0]
+        raise BadInput(f"row {row + 1} has no finite number in column {lists[0] if lists else numbers[column]}")
+    return Table(np.ascontiguousarray(vectors, np.float32), labels, splits, text)
+
+
+def from_lists(values: list[list[float] | None], name: str) -> Float32[np.ndarray, "row dim"]:
+    lengths = [0 if value is None else len(value) for value in values]
+    other = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
+    if other is not None or not lengths[0]:
+        row = other or 0
+        raise BadInput(f"row {row + 1} of column {name} has {lengths[row]} numbers, and the first has {lengths[0]}")
+    vectors = np.asarray(values, np.float32)
+    if vectors.ndim != 2:
+        raise BadInput(f"column {name} holds lists of lists; a vector is one list")
+    return vectors
+
+
+def from_features(path: Path, suffix: str, content: bytes | None) -> Table:
+    """A feature file, with or without labels."""
+    if content is not None and suffix != ".npz":
+        raise BadInput("only .csv, .tsv, .parquet and .npz files are read from memory")
+    if content is None:
+        fields = read_npz(path) if suffix == ".npz" else read_safetensors(path)
+    else:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            fields = {name: archive[name] for name in archive.files}
+    if "features" not in fields:
+        raise BadInput(f"it holds {show(sorted(fields)) or 'nothing'}, but no `features`")
+    features = fields["features"]
+    if features.ndim == 2 and "class_names" not in fields and "scale" not in fields:
+        if not (features.dtype.kind in "fiu" or features.dtype == ml_dtypes.bfloat16) or not features.size:
+            raise BadInput(f"`features` must be numbers [n, dim], not {features.dtype} {list(features.shape)}")
+        vectors = np.asarray(features, np.float32)
+        beside = {name: np.ravel(fields[name]).tolist() for name in ("labels", "split") if name in fields}
+        for name, values in beside.items():
+            if len(values) != len(vectors):
+                raise BadInput(f"{len(vectors)} rows of `features` need as many `{name}`, not {len(values)}")
+        if not np.isfinite(vectors).all():
+            raise BadInput(f"`features` hold NaN or Inf in row {np.argwhere(~np.isfinite(vectors))[0][0]}")
+        labels = [as_label(value) for value in beside["labels"]] if "labels" in beside else None
+        return Table(vectors, labels, [str(value) for value in beside["split"]] if "split" in beside else None)
+    unsplit = np.full(len(features), "test")  # nothing is to be learned from these rows
+    metaset = assemble({"split": unsplit, **fields})
+    names = np.repeat(np.array(metaset.class_names), metaset.counts).tolist()
+    splits = np.repeat(np.array(metaset.splits), metaset.counts).tolist() if "split" in fields else None
+    return Table(metaset.read(metaset.rows), names, splits)
+
+
+def as_label(value: Any) -> str:
+    """Text, empty where nothing is; whole numbers without a point, whatever type a missing one made them."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def show(names: Sequence[str]) -> str:
+    return ", ".join(map(str, names[:6])) + (f", … ({len(names)} in all)" if len(names) > 6 else "")
+
+
+def to_metaset(table: Table, seed: int = 0, shares: Shares = SHARES) -> MetaSet:
+    """Its labelled rows by class; classes are split by the column `split`, or if there is none, at random."""
+    known = table.labelled()
+    if table.images is not None:
+        raise BadInput(
+            "it holds images; classes are learned from vectors, which `metaleo embed` makes of class folders"
+        )
+    if table.labels is None:
+        raise BadInput("there is no column `label`; name the one that holds the classes with `metaleo split --label`")
+    if not known.labels:
+        raise BadInput("no row has a label")
+    labels = np.array(known.labels)
+    if known.splits is not None:
+        return MetaSet.from_labels(known.vectors, labels, np.array(known.splits))
+    names, classes = np.unique(labels, return_inverse=True)
+    return MetaSet.from_labels(known.vectors, labels, np.array(split_classes(len(names), seed, shares))[classes])
