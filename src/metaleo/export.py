@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import onnx
 
 OPSET, IR_VERSION = 18, 8
-"""Of December 2022: old enough for every runtime, new enough that reductions take their axes as inputs."""
+"""Of December 2022: old enough for runtimes of today, new enough that reductions take their axes as inputs."""
 TOLERANCE = 1e-4
 """The most that a probability of the file may differ from JAX's."""
 INPUTS = ("support", "query")
