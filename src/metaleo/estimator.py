@@ -38,11 +38,12 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
     Rows are scaled to length one, as in meta-training, and must have as many numbers as there.
 
     >>> from metaleo.data import load_sample
-    >>> cats = load_sample().subset("test").read(slice(0, 200))  # 100 rows of each of two classes
-    >>> classifier = LEOClassifier().fit(cats[[0, 1, 100]], ["this", "this", "that"])
-    >>> classifier.predict(cats[150:152]).tolist()
-    ['that', 'that']
-    >>> probabilities = classifier.predict_proba(cats[2:100])
+    >>> test = load_sample().subset("test")
+    >>> rows = test.read(test.rows[:200])  # 100 nematodes, 100 king crabs
+    >>> classifier = LEOClassifier().fit(rows[[0, 1, 100]], ["worm", "worm", "crab"])
+    >>> classifier.predict(rows[150:152]).tolist()
+    ['crab', 'crab']
+    >>> probabilities = classifier.predict_proba(rows[2:100])
     """
 
     def __init__(self, model: str | Path | Learner = "miniimagenet"):

@@ -9,6 +9,7 @@ import pytest
 import safetensors.numpy
 
 from metaleo.data import MetaSet, load, load_sample, save
+from metaleo.data.splitting import split_classes
 from small import message
 
 SUFFIXES = ("npz", "safetensors")
@@ -135,7 +136,8 @@ def test_layout_by_class(path):
 def test_layout_by_class_without_names_or_splits(path):
     metaset = load(write(path, features=some_features(4, 3, 5)))
     assert metaset.class_names == ("0", "1", "2", "3")
-    assert metaset.splits == ("test",) * 4
+    assert list(metaset.splits) == split_classes(4)
+    assert load(path).splits == metaset.splits
 
 
 def test_flat_layout_with_string_labels(path):
@@ -166,9 +168,19 @@ def test_flat_layout_with_integer_labels_and_class_names(path, split):
 
 
 def test_flat_layout_with_integer_labels_alone(path):
-    metaset = load(write(path, features=some_features(4, 5), labels=np.array([10, 9, 10, 9])))
-    assert metaset.class_names == ("9", "10")
-    np.testing.assert_array_equal(images_of(metaset, "10"), some_features(4, 5)[[0, 2]])
+    metaset = load(write(path, features=some_features(5, 5), labels=np.array([10, 9, 10, 9, 8])))
+    assert metaset.class_names == ("8", "9", "10")
+    assert list(metaset.splits) == split_classes(3)
+    np.testing.assert_array_equal(images_of(metaset, "10"), some_features(5, 5)[[0, 2]])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (6, 5)], ids=["by class", "flat"])
+def test_two_classes_need_a_split(path, shape):
+    fields = {"features": some_features(*shape), "labels": np.repeat([0, 1], 3)}
+    assert "2 classes cannot be split" in message(lambda: load(write(path, **fields)))
+    splits = np.array(["train", "test"])
+    metaset = load(write(path, **fields, split=splits if len(shape) == 3 else np.repeat(splits, 3)))
+    assert metaset.splits == ("train", "test")
 
 
 # Where the numbers are kept.
@@ -210,6 +222,33 @@ def test_images_of_a_class_are_nearer_to_each_other_in_the_sample():
     assert (nearest == np.repeat(np.arange(100), 50)).mean() > 0.4  # chance is 0.01
 
 
+def test_intents():
+    intents = load("intents")
+    assert [intents.splits.count(split) for split in ("train", "val", "test")] == [90, 30, 30]
+    assert intents.counts.tolist() == [50] * 150
+    assert len(set(intents.class_names)) == 150
+    lengths = np.linalg.norm(intents.read(intents.rows), axis=1)
+    np.testing.assert_allclose(lengths, 1, atol=0.01)  # 8 bits are enough
+    assert isinstance(intents.features, np.memmap)
+    assert os.path.getsize(intents.features.filename) <= 2_000_000
+
+
+def test_intents_are_split_by_whole_domains():
+    intents = load("intents")
+    domains = {(name.split("/")[0], split) for name, split in zip(intents.class_names, intents.splits, strict=True)}
+    assert len(domains) == 10
+    assert {domain for domain, split in domains if split == "test"} == {"banking", "credit_cards"}
+
+
+def test_sentences_of_an_intent_are_nearer_to_each_other():
+    """The labels of the intents go with their rows."""
+    intents = load("intents")
+    vectors = intents.read(intents.rows).reshape(150, 50, 256)
+    means = vectors[:, :25].mean(1)
+    nearest = (vectors[:, 25:].reshape(-1, 256) @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T).argmax(1)
+    assert (nearest == np.repeat(np.arange(150), 25)).mean() > 0.75  # chance is 0.007
+
+
 # What is broken is refused.
 
 
@@ -218,11 +257,11 @@ def test_missing_file(path):
 
 
 def test_unknown_suffix(tmp_path):
-    path = tmp_path / "features.csv"
+    path = tmp_path / "features.xlsx"
     path.write_text("1,2,3")
-    assert ".npz nor .safetensors" in message(lambda: load(path))
+    assert "ends in none of .npz, .safetensors, .csv, .tsv, .parquet" in message(lambda: load(path))
     assert ".npz or .safetensors" in message(lambda: save(balanced(), tmp_path / "other.csv"))
-    assert os.listdir(tmp_path) == ["features.csv"]
+    assert os.listdir(tmp_path) == ["features.xlsx"]
 
 
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])

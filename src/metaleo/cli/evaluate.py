@@ -35,8 +35,8 @@ class Evaluate:
     """Test tasks (the paper: 50,000)."""
     data: Text = None
     """Features to test on (those that the model was trained with)."""
-    split: Annotated[Literal["train", "val", "test"] | None, flag("{train,val,test}")] = None
-    """Classes to test on (test)."""
+    split: Annotated[Literal["train", "val", "test", "all"] | None, flag("{train,val,test,all}")] = None
+    """Classes to test on; all only where the model has seen none of them (test)."""
     way: Int = None
     """Classes per task (as in training)."""
     shot: Int = None
@@ -71,7 +71,7 @@ class Evaluate:
         split = self.split or "test"
         scores = {}
         for one in subjects:
-            episodes = bench.tasks(one, split, self.query)
+            episodes = bench.tasks(one, "train+val+test" if split == "all" else split, self.query)
             scores[one.name] = score_with_progress(one.learner, episodes, self.seed, self.tasks, one.path.name)
         reports = {name: summarise(score) for name, score in scores.items()}
         if self.per_task is not None:

@@ -246,9 +246,7 @@ def to_metaset(table: Table, seed: int = 0, shares: Shares = SHARES) -> MetaSet:
     """Its labelled rows by class; classes are split by the column `split`, or if there is none, at random."""
     known = table.labelled()
     if table.images is not None:
-        raise BadInput(
-            "it holds images; classes are learned from vectors, which `metaleo embed` makes of class folders"
-        )
+        raise BadInput("it holds images, and vectors are needed, which `metaleo embed` makes of class folders")
     if table.labels is None:
         raise BadInput("there is no column `label`; name the one that holds the classes with `metaleo split --label`")
     if not known.labels:

@@ -8,6 +8,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from metaleo.tasks.task import Batch
 
+MANY = 256
+"""Examples whose pairs are held in memory together."""
+
 
 class RelationNet(eqx.Module):
     """An MLP without biases over all (NK)² pairs, ReLU between its layers and none after the last (Eq. 3)."""
@@ -32,9 +35,28 @@ class RelationNet(eqx.Module):
         a pair separately, and the mean over pairs is taken before the last layer, which is linear.
         """
         left, right = hidden_codes @ self.first.reshape(2, hidden_codes.shape[1], -1)
+        if len(hidden_codes) > MANY:
+            return self.in_parts(left, right, support, per_class)
         pairs = jax.nn.relu(left[:, None] + right[None, :])  # (example, example, hidden)
         pairs = jax.nn.relu(pairs @ self.middle)
         everyone = support.weights()
         firsts = support.class_weights() if per_class else everyone[None, :]
         weights = firsts[:, :, None] * everyone[None, None, :]
         return jnp.einsum("nab,abh->nh", weights, pairs) @ self.last
+
+    def in_parts(
+        self,
+        left: Float[Array, "example hidden"],
+        right: Float[Array, "example hidden"],
+        support: Batch,
+        per_class: bool,
+    ) -> Float[Array, "codes out"]:
+        """The same for many examples, a bounded number of pairs at a time: all at once they would fill the memory."""
+        everyone = support.weights()
+
+        def mean_over_partners(own: Float[Array, " hidden"]) -> Float[Array, " hidden"]:
+            return everyone @ jax.nn.relu(jax.nn.relu(own[None, :] + right) @ self.middle)
+
+        means = jax.lax.map(mean_over_partners, left, batch_size=max(1, MANY**2 // len(left)))
+        firsts = support.class_weights() if per_class else everyone[None, :]
+        return firsts @ means @ self.last
