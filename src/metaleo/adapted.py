@@ -93,12 +93,9 @@ def load_task(path: Path) -> Adapted:
 
 def blank_head(learner: Learner, structure: Structure, way: int, rows: int) -> Head:
     """The head that adapting to so many rows gives, with shapes for its numbers."""
-    shapes = Batch(
-        jax.ShapeDtypeStruct((rows, structure.dim), jnp.float32),  # type: ignore[arg-type]
-        jax.ShapeDtypeStruct((rows, way), jnp.float32),  # type: ignore[arg-type]
-        jax.ShapeDtypeStruct((rows,), bool),  # type: ignore[arg-type]
-    )
-    return jax.eval_shape(lambda learner, support: learner.adapt(support).head, learner, shapes)
+    inputs, targets = (jax.ShapeDtypeStruct((rows, width), jnp.float32) for width in (structure.dim, way))
+    mask = jax.ShapeDtypeStruct((rows,), bool)
+    return jax.eval_shape(lambda learner, *parts: learner.adapt(Batch(*parts)).head, learner, inputs, targets, mask)
 
 
 def find_model(model: str | Path, dim: int | None = None) -> Model:

@@ -9,12 +9,15 @@ from jaxtyping import Float32, UInt8
 
 from metaleo.data.tables import Table, is_table, read_table
 from metaleo.errors import BadInput
+from metaleo.features.drawings import from_picture
 from metaleo.features.embed import Views, embed_slab
 from metaleo.features.images import SUFFIXES, Images, Listed, decode, from_listed, open_images, why_unreadable
 from metaleo.features.networks import NetworkFile, load_network
 
 SLAB = 1024
 """Images in memory at a time."""
+FINE = 4
+"""Of drawings, a side is read this many times as large as the network takes it."""
 
 
 def read_examples(
@@ -32,7 +35,7 @@ def read_examples(
     if table.images is None:
         return table
     file = wanted(path, network)
-    vectors = embed_images(
+    vectors = embed_pictures(
         np.stack([decode_row(row, image, file) for row, image in enumerate(table.images)]), file, views
     )
     return Table(vectors, table.labels, table.splits, table.beside)
@@ -49,9 +52,23 @@ def side_of(file: NetworkFile) -> int:
     return file.header.get("image_side") or file.architecture.side
 
 
+def reading_side(file: NetworkFile) -> int:
+    """Pixels of the images to read; of drawings more, to find the ink."""
+    return side_of(file) * (FINE if file.drawings else 1)
+
+
+def embed_pictures(
+    pixels: UInt8[np.ndarray, "image h w channel"], file: NetworkFile, views: Views
+) -> Float32[np.ndarray, "image dim"]:
+    """Of images as they were read."""
+    if file.drawings:
+        pixels = np.stack([from_picture(image, side_of(file)) for image in pixels])
+    return embed_images(pixels, file, views)
+
+
 def open_folder(path: Path, file: NetworkFile) -> Images:
     """Class folders, or images without a class."""
-    side, channels = side_of(file), file.architecture.channels
+    side, channels = reading_side(file), file.architecture.channels
     if any(one.is_dir() for one in path.iterdir()):
         return open_images(path, side, channels)
     files = sorted(one for one in path.iterdir() if one.suffix.lower() in SUFFIXES)
@@ -67,7 +84,7 @@ def from_images(images: Images, file: NetworkFile, views: Views) -> Table:
         pixels, readable = images.read(slice(start, start + SLAB))
         kept.extend((start + np.flatnonzero(readable)).tolist())
         if readable.any():
-            vectors.append(embed_images(pixels[readable], file, views))
+            vectors.append(embed_pictures(pixels[readable], file, views))
     if images.unreadable:
         name, why = next(iter(images.unreadable.items()))
         raise BadInput(f"{len(images.unreadable)} of {len(images)} images cannot be read, the first is {name} ({why})")
@@ -85,6 +102,6 @@ def embed_images(
 
 def decode_row(row: int, image: bytes, file: NetworkFile) -> UInt8[np.ndarray, "h w channel"]:
     try:
-        return decode(memoryview(image), side_of(file), file.architecture.channels)
+        return decode(memoryview(image), reading_side(file), file.architecture.channels)
     except Exception as error:  # whatever a damaged image makes Pillow say
         raise BadInput(f"the image of row {row + 1} cannot be read ({why_unreadable(error)})") from error

@@ -57,15 +57,18 @@ class Split:
             raise BadInput(f"{self.out}: a feature file's name ends in .npz or .safetensors")
         if self.out.exists() and not self.overwrite:
             raise BadInput(f"{self.out} exists; replace it with --overwrite, or choose another --out")
-        if min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6:
+        if min(self.shares) < 0 or not abs(sum(self.shares) - 1) <= 1e-6:
             raise BadInput(f"--shares are three parts of one, not {' '.join(map(str, self.shares))}")
+        if self.seed < 0:
+            raise BadInput(f"--seed cannot be negative, not {self.seed}")
         if self.by is not None and self.again:
             raise BadInput("--by takes the split from a column and --again makes a new one; give one of them")
         table = read_table(self.table, self.label, self.ignore)
         if self.by is not None:
-            if self.by not in table.beside:
+            columns = {**table.beside, "split": table.splits}
+            if columns.get(self.by) is None:
                 raise BadInput(f"{self.table} has no column of text {self.by!r}")
-            table = dataclasses.replace(table, splits=table.beside[self.by])
+            table = dataclasses.replace(table, splits=columns[self.by])
         elif self.again:
             table = dataclasses.replace(table, splits=None)
         metaset = to_metaset(table, self.seed, self.shares)

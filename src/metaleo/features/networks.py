@@ -33,6 +33,11 @@ class NetworkFile(NamedTuple):
         """Whether it was trained on mirrored images."""
         return self.header.get("config", {}).get("recipe", {}).get("mirrors", True)
 
+    @property
+    def drawings(self) -> bool:
+        """Whether it takes ink, framed as `drawings` does."""
+        return self.header.get("drawings", False)
+
 
 def save_network(path: Path, trained: Trained, architecture: Architecture, header: dict[str, Any]) -> None:
     save_tree(path, trained, {"kind": "network", "architecture": vars(architecture), **header})

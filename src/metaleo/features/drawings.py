@@ -1,0 +1,81 @@
+"""Pen strokes to images that look like Omniglot's, so that a network trained on those can name what somebody draws.
+
+Size and place do not matter: strokes that were drawn and images that were scanned are put into the same frame.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image, ImageDraw
+
+from metaleo.errors import BadInput
+
+SHARE = 20 / 28
+"""How much of the frame's side the longer side of a drawing takes; in Omniglot it is 19 of 28 pixels on average."""
+PEN = 1.6 / 28
+"""Width of a line, as a share of the frame's side."""
+LEAST = 0.1
+"""Of the canvas: what is smaller than this is a dot, and is not enlarged any further."""
+FINE = 8
+"""A side is drawn this many times as large as it is asked for, then reduced: smooth edges."""
+
+
+def rasterise(strokes: Sequence[Any], side: int = 28) -> UInt8[np.ndarray, "{side} {side} 1"]:
+    """Strokes, each a list of points (x, y) in [0, 1] of the canvas, y downwards, as white lines on black.
+
+    The box around them is centred, and its longer side is of one length.
+    """
+    lines = [line for line in map(points_of, strokes) if len(line)]
+    if not lines:
+        raise BadInput("the drawing is empty; draw at least one stroke")
+    points = np.concatenate(lines)
+    low, high = points.min(0), points.max(0)
+    scale = (SHARE - PEN) / max(float((high - low).max()), LEAST)  # the pen goes half its width beyond its way
+    big = side * FINE
+    image = Image.new("L", (big, big))
+    brush, radius = ImageDraw.Draw(image), big * PEN / 2
+    for line in lines:
+        way = (((line - (low + high) / 2) * scale + 0.5) * big).tolist()
+        brush.line([tuple(point) for point in way], fill=255, width=round(2 * radius), joint="curve")
+        for x, y in (way[0], way[-1]):
+            brush.ellipse((x - radius, y - radius, x + radius, y + radius), fill=255)
+    return np.asarray(image.reduce(FINE)).reshape(side, side, 1)
+
+
+FAINT = 64
+"""Grey levels below this are paper, and what a camera or a JPEG file leaves on it."""
+
+
+def from_picture(image: UInt8[np.ndarray, "large large 1"], side: int = 28) -> UInt8[np.ndarray, "{side} {side} 1"]:
+    """A picture of ink, dark on light or light on dark, as `rasterise` would have drawn it; some times as large."""
+    ink = image if np.median(image) < 128 else 255 - image
+    ink = framed(np.where(ink < FAINT, 0, ink).astype(np.uint8))
+    return np.asarray(Image.fromarray(ink[..., 0]).resize((side, side), Image.Resampling.BOX)).reshape(side, side, 1)
+
+
+def points_of(stroke: Any) -> Float[np.ndarray, "point 2"]:
+    """What somebody hands over as a stroke, checked."""
+    try:
+        points = np.asarray(stroke, np.float64)
+    except (TypeError, ValueError):
+        points = np.full((1, 1), np.nan)
+    points = points.reshape(0, 2) if points.shape == (0,) else points
+    if points.ndim != 2 or points.shape[1] != 2 or not np.isfinite(points).all():
+        raise BadInput("a stroke is a list of points (x, y), each of two finite numbers")
+    return points
+
+
+def framed(image: UInt8[np.ndarray, "side side 1"]) -> UInt8[np.ndarray, "side side 1"]:
+    """An image of white ink on black, moved and resized until its ink fills the frame as that of `rasterise` does."""
+    side = len(image)
+    rows, columns = np.nonzero(image[..., 0])
+    if not len(rows):
+        raise BadInput("the image is empty")
+    height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
+    whole = max(height, width, LEAST * side) / SHARE  # side of the square that becomes the frame
+    top, left = rows.min() + (height - whole) / 2, columns.min() + (width - whole) / 2
+    wide = Image.fromarray(np.pad(image[..., 0], side))  # so that the square lies inside
+    box = (side + left, side + top, side + left + whole, side + top + whole)
+    return np.asarray(wide.resize((side, side), Image.Resampling.BICUBIC, box)).reshape(side, side, 1)
