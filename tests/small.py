@@ -26,10 +26,19 @@ HYPER = Hyper(learning_rate=1e-2, kl=0.1, encoder_penalty=0.1, l2=1e-3, orthogon
 
 def make_learner(name="leo", way=3, seed=0, **changes):
     """A learner with weights of a size that matters, so that no term of a loss hides behind another."""
+    return make_structure(name, way, **changes).init(jax.random.key(seed))
+
+
+def make_structure(name="leo", way=3, **changes):
     sizes = {"latent": 4, "latent_steps": 2, "finetune_steps": 2}
     steps = {"latent_step_size": 0.5, "finetune_step_size": 0.3}
-    structure = Structure(**{"learner": name, "dim": DIM, "way": way, **sizes, **steps, **changes})
-    return structure.init(jax.random.key(seed))
+    return Structure(**{"learner": name, "dim": DIM, "way": way, **sizes, **steps, **changes})
+
+
+def make_model(name="leo", way=3, header=None, **changes):
+    """As from a model file, of a learner away from its symmetric start."""
+    structure = make_structure(name, way, **changes)
+    return Model(shake(structure.init(jax.random.key(0))), structure, {} if header is None else header)
 
 
 def shake(learner, size=0.3, seed=0):

@@ -1,24 +1,31 @@
-"""LEORegressor as scikit-learn knows regressors."""
+"""LEORegressor and LEOClassifier as scikit-learn knows regressors and classifiers."""
 
+import functools
 import pickle
 
 import equinox as eqx
 import jax
+import joblib
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.exceptions import NotFittedError
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 
-from metaleo.checkpoint import MODELS, embedded_model, load_model
-from metaleo.estimator import LEORegressor
+from metaleo.adapted import adapt, softmax
+from metaleo.checkpoint import MODELS, Model, embedded_model, load_model, save_model
+from metaleo.config import Structure
+from metaleo.data import load_sample
+from metaleo.estimator import LEOClassifier, LEORegressor
 from metaleo.learners import LEO
-from metaleo.model.network import Network, gaussian_nll
+from metaleo.model.network import Network, gaussian_nll, linear
 from metaleo.tasks.functions import points
-from small import close, make_learner, message
+from small import DIM, close, make_learner, make_model, message
 
 X = np.array([[-4.0], [-2.0], [0.5], [2.0], [4.0]])
 SINE = 3 * np.sin(X[:, 0] - 1)
@@ -114,7 +121,7 @@ def test_every_model_of_the_package_loads():
         (lambda: LEORegressor(make_learner("maml")).fit(X, SINE), "not MAML"),
         (lambda: LEORegressor(n_functions=8).fit(X, SINE).sample_y(X, 0), "n_samples must be at least 1"),
         (lambda: LEORegressor().fit(1e30 * X, 1e30 * SINE), "not finite"),
-        (lambda: embedded_model("nonsense"), "it has sines-and-lines"),
+        (lambda: embedded_model("nonsense"), "in this package; it has"),
     ],
 )
 def test_bad_input(act, what):
@@ -128,3 +135,249 @@ def test_what_scikit_learn_refuses_by_itself():
         LEORegressor().fit(X * np.nan, SINE)
     with pytest.raises(ValueError, match="inconsistent"):
         LEORegressor().fit(X, SINE[:3])
+
+
+# LEOClassifier.
+
+
+class AnyWidth(LEOClassifier):
+    """A LEO for rows of whatever length, not trained."""
+
+    def resolved(self, X):  # noqa: N803
+        return Model(small_leo(X.shape[1]), Structure(dim=X.shape[1]), {})
+
+
+@functools.cache
+def small_leo(dim):
+    sizes = {"latent": 4, "latent_steps": 1, "finetune_steps": 1}
+    return LEO.init(jax.random.key(0), linear(dim), **sizes, finetune_step_size=0.1)
+
+
+MESSAGES = "ignore::sklearn.exceptions.SkipTestWarning"
+
+
+@pytest.mark.filterwarnings(MESSAGES)
+@parametrize_with_checks([LEOClassifier("cl2n"), AnyWidth()])
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(MESSAGES)
+@parametrize_with_checks([LEOClassifier("logistic-regression"), LEOClassifier("nearest-centroid")])
+def test_scikit_learns_checks_of_other_learners(estimator, check):
+    check(estimator)
+
+
+WIDTH = "the input width is fixed by meta-training"
+EXPECTED = dict.fromkeys(
+    (
+        "check_classifier_data_not_an_array", "check_classifiers_classes", "check_classifiers_train",
+        "check_decision_proba_consistency", "check_dict_unchanged", "check_dont_overwrite_parameters",
+        "check_dtype_object", "check_estimators_dtypes", "check_estimators_fit_returns_self",
+        "check_estimators_nan_inf", "check_estimators_overwrite_params", "check_estimators_partial_fit_n_features",
+        "check_estimators_pickle", "check_f_contiguous_array_estimator", "check_fit2d_1feature",
+        "check_fit2d_predict1d", "check_fit_check_is_fitted", "check_fit_idempotent", "check_fit_score_takes_y",
+        "check_methods_sample_order_invariance", "check_methods_subset_invariance", "check_n_features_in",
+        "check_n_features_in_after_fitting", "check_pipeline_consistency", "check_positive_only_tag_during_fit",
+        "check_readonly_memmap_input", "check_supervised_y_2d",
+    ),
+    WIDTH,
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings(MESSAGES)
+def test_a_model_of_the_package_fails_only_for_its_width():
+    """Each check that is expected to fail does so because its rows are too short, and no other fails."""
+    results = check_estimator(LEOClassifier(), expected_failed_checks=EXPECTED, on_skip=None, on_fail="raise")
+    failed = {result["check_name"]: result["exception"] for result in results if result["status"] == "xfail"}
+    assert set(failed) == set(EXPECTED)
+    for error in failed.values():
+        assert "the model was trained on rows of 640" in f"{error} {error.__cause__} {error.__context__}"
+
+
+def some_examples(count=8, seed=0, names=("ant", "bee", "cat")):
+    """Of the classes in turn."""
+    numbers = np.arange(count) % len(names)
+    rows = 2 * np.eye(DIM)[numbers] + np.random.default_rng(seed).normal(size=(count, DIM))
+    return rows, np.array(names)[numbers]
+
+
+ROWS, NAMES = some_examples()
+QUERY = some_examples(30, 1)[0]
+
+
+@functools.cache
+def own_model():
+    return make_model("leo")
+
+
+def classifier():
+    return LEOClassifier(own_model().learner)
+
+
+@pytest.fixture(scope="module")
+def taught():
+    return classifier().fit(ROWS, NAMES)
+
+
+def test_fit_is_adaptation(taught):
+    found = adapt(own_model(), ROWS.astype(np.float32), NAMES.tolist())
+    expected = found.probabilities(QUERY.astype(np.float32))
+    np.testing.assert_array_equal(taught.predict_proba(QUERY), expected)
+    np.testing.assert_array_equal(taught.predict(QUERY), np.array(found.classes)[expected.argmax(1)])
+    assert taught.classes_.tolist() == ["ant", "bee", "cat"]
+    assert taught.score(ROWS, NAMES) > 0.5
+
+
+def test_probabilities_are_the_softmax_of_the_decisions(taught):
+    np.testing.assert_allclose(softmax(taught.decision_function(QUERY)), taught.predict_proba(QUERY))
+    two = classifier().fit(ROWS[:6], NAMES[[0, 1, 0, 1, 0, 1]])
+    decisions = two.decision_function(QUERY)
+    assert decisions.shape == (30,)
+    np.testing.assert_allclose(1 / (1 + np.exp(-decisions)), two.predict_proba(QUERY)[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"), [(("x", "y", "z"), "U"), ((7, -3, 20), "i"), ((True, False), "b"), ((0.0, 1.0), "f")]
+)
+def test_labels_of_every_kind_come_back(names, kind):
+    rows, labels = some_examples(8, 0, names)
+    fitted = classifier().fit(rows, labels)
+    assert fitted.classes_.tolist() == sorted(names)
+    assert fitted.predict(QUERY).dtype.kind == kind
+    assert set(fitted.predict(QUERY).tolist()) <= set(names)
+
+
+def test_objects_as_labels(taught):
+    again = classifier().fit(ROWS.tolist(), NAMES.astype(object))
+    np.testing.assert_array_equal(again.predict(QUERY), taught.predict(QUERY))
+
+
+def test_partial_fit_is_fit_on_all(taught):
+    by_parts = classifier().partial_fit(ROWS[:4], NAMES[:4]).partial_fit(ROWS[4:], NAMES[4:], classes=["ignored"])
+    np.testing.assert_array_equal(by_parts.predict_proba(QUERY), taught.predict_proba(QUERY))
+    assert len(by_parts.X_) == 8
+
+
+def test_partial_fit_may_bring_a_new_class(taught):
+    """And `fit` forgets everything from before."""
+    grown = classifier().partial_fit(ROWS[[0, 1, 3, 4]], NAMES[[0, 1, 3, 4]])
+    assert grown.classes_.tolist() == ["ant", "bee"]
+    grown.partial_fit(ROWS[[2]], NAMES[[2]])
+    assert grown.classes_.tolist() == ["ant", "bee", "cat"]
+    assert grown.predict_proba(QUERY).shape == (30, 3)
+    np.testing.assert_array_equal(grown.fit(ROWS, NAMES).predict_proba(QUERY), taught.predict_proba(QUERY))
+
+
+def test_many_fits_at_once_are_many_fits():
+    tasks = [some_examples(count, count) for count in (6, 8, 12)] + [(ROWS[:4], [1, 0, 1, 0])]
+    found = LEOClassifier("cl2n").fit_many(tasks)
+    for own, (rows, labels) in zip(found, tasks, strict=True):
+        alone = LEOClassifier("cl2n").fit(rows, labels)
+        np.testing.assert_array_equal(own.classes_, alone.classes_)
+        close(own.predict_proba(QUERY), alone.predict_proba(QUERY))
+        np.testing.assert_array_equal(own.X_, alone.X_)
+    assert LEOClassifier("cl2n").fit_many([]) == []
+
+
+def test_sampled_classifiers_differ_and_agree_in_the_large(taught):
+    drawn = taught.sample_classifiers(100)
+    probabilities = np.stack([one.predict_proba(QUERY) for one in drawn])
+    assert probabilities.std(0).min() > 1e-4
+    logits = np.stack([one.decision_function(QUERY) for one in drawn])
+    np.testing.assert_allclose(logits.mean(0), taught.decision_function(QUERY), atol=6 * logits.std(0).max() / 10)
+    same, other = (taught.sample_classifiers(1, random_state=seed)[0].decision_function(QUERY) for seed in (0, 1))
+    np.testing.assert_array_equal(same, taught.sample_classifiers(1)[0].decision_function(QUERY))
+    assert (same != other).any()
+    assert drawn[0].classes_.tolist() == ["ant", "bee", "cat"]
+
+
+def test_learners_that_draw_nothing_give_the_same_again():
+    fitted = LEOClassifier("cl2n").fit(ROWS, NAMES)
+    for one in fitted.sample_classifiers(2):
+        close(one.predict_proba(QUERY), fitted.predict_proba(QUERY))
+
+
+@pytest.mark.parametrize("tool", ["pickle", "joblib"])
+@pytest.mark.parametrize("kind", ["own", "sampled", "gru", "name"])
+def test_what_is_kept_comes_back_bit_for_bit(kind, tool, taught, tmp_path):
+    if kind == "gru":
+        model = make_model("leo-generator", network="gru", channels=4, hidden=3)
+        save_model(tmp_path / "model.safetensors", model.learner, model.structure, {})
+        fitted = LEOClassifier(tmp_path / "model.safetensors").fit(ROWS, NAMES)
+        (tmp_path / "model.safetensors").unlink()
+    elif kind == "name":
+        fitted = LEOClassifier("cl2n").fit(ROWS, NAMES)
+    else:
+        fitted = taught if kind == "own" else taught.sample_classifiers(2)[1]
+    if tool == "pickle":
+        again = pickle.loads(pickle.dumps(fitted))
+    else:
+        joblib.dump(fitted, tmp_path / "fitted.joblib")
+        again = joblib.load(tmp_path / "fitted.joblib")
+    np.testing.assert_array_equal(again.predict_proba(QUERY), fitted.predict_proba(QUERY))
+    np.testing.assert_array_equal(again.predict(QUERY), fitted.predict(QUERY))
+
+
+def test_a_network_comes_back_as_itself():
+    """So that nothing compiles anew; one that has no name cannot."""
+    leo = make_model("leo", network="mlp", hidden=3, layers=2).learner
+    assert pickle.loads(pickle.dumps(leo)).network is leo.network
+    assert pickle.loads(pickle.dumps(own_model().learner)).network is own_model().learner.network
+    nameless = Network.of(eqx.nn.MLP(2, 3, 4, 1, key=jax.random.key(0)), gaussian_nll(1.0), (2,), (3,))
+    assert "cannot be pickled" in message(lambda: pickle.dumps(nameless))
+
+
+def test_the_tools_of_scikit_learn(taught):
+    unfitted = clone(taught)
+    assert not hasattr(unfitted, "classes_")
+    assert unfitted.model.network is own_model().learner.network
+    np.testing.assert_array_equal(unfitted.fit(ROWS, NAMES).predict(QUERY), taught.predict(QUERY))
+    rows, names = some_examples(24)
+    pipeline = make_pipeline(StandardScaler(), LEOClassifier("nearest-centroid"))
+    assert pipeline.fit(rows, names).score(rows, names) > 0.8
+    assert (cross_val_score(LEOClassifier("nearest-centroid"), rows, names, cv=2) > 0.5).all()
+    search = GridSearchCV(LEOClassifier(), {"model": ["nearest-centroid", "cl2n"]}, cv=2).fit(rows, names)
+    assert search.best_params_["model"] in ("nearest-centroid", "cl2n")
+    assert search.cv_results_["mean_test_score"].min() > 0.5
+    calibrated = CalibratedClassifierCV(LEOClassifier("nearest-centroid"), cv=2).fit(rows, names)
+    np.testing.assert_allclose(calibrated.predict_proba(rows).sum(1), 1)
+
+
+def test_a_model_of_the_package_tells_new_classes_apart():
+    """Five classes that it has never seen, five examples of each; by their names, whatever these are."""
+    sample = load_sample().subset("test")
+    rows = sample.read(sample.rows).reshape(20, 100, 640)[:5]
+    names = np.array(sample.class_names[:5])
+    fitted = LEOClassifier().fit(rows[:, :5].reshape(-1, 640), np.repeat(names, 5))
+    assert fitted.score(rows[:, 50:70].reshape(-1, 640), np.repeat(names, 20)) > 0.5  # chance is 0.2
+
+
+@pytest.mark.parametrize(
+    ("act", "what"),
+    [
+        (lambda: LEOClassifier().fit(ROWS, NAMES), "rows have 8 numbers; the model was trained on rows of 640"),
+        (lambda: LEOClassifier("nowhere").fit(ROWS, NAMES), "nowhere does not exist"),
+        (lambda: LEOClassifier(3).fit(ROWS, NAMES), "model must be a name, a path or a Learner, not int"),
+        (lambda: LEOClassifier("sines-and-lines").fit(ROWS, NAMES), "predicts numbers"),
+        (lambda: LEOClassifier("cl2n").fit(ROWS, ["ant"] * 8), "1 class"),
+        (lambda: LEOClassifier("cl2n").fit(ROWS, NAMES).sample_classifiers(0), "n must be a whole number"),
+        (lambda: LEOClassifier(make_learner("leo", dim=5)).fit(ROWS, NAMES), "(5)"),
+    ],
+)
+def test_bad_input_of_the_classifier(act, what):
+    assert what in message(act)
+
+
+def test_what_scikit_learn_refuses_of_a_classifier():
+    with pytest.raises(NotFittedError):
+        LEOClassifier("cl2n").predict(QUERY)
+    with pytest.raises(NotFittedError):
+        LEOClassifier("cl2n").sample_classifiers(1)
+    with pytest.raises(ValueError, match="NaN"):
+        LEOClassifier("cl2n").fit(ROWS * np.nan, NAMES)
+    with pytest.raises(ValueError, match="Unknown label type"):
+        LEOClassifier("cl2n").fit(ROWS, np.linspace(0, 1, 8))
+    with pytest.raises(ValueError, match="features"):
+        LEOClassifier("cl2n").fit(ROWS, NAMES).predict(QUERY[:, :5])
