@@ -275,7 +275,7 @@ def test_wrong_feature_size(here, capsys):
 
 def test_too_few_classes(here, capsys):
     said = fails(capsys, "train", "--data", "features.npz", *SMALL, "--way", "6")
-    assert "6-way tasks need 6 classes; the val split has 5" in said
+    assert "6-way tasks need 6 train and 6 val classes" in said
     assert not (here / "runs").exists()  # refused before anything was written
 
 
@@ -286,7 +286,7 @@ def test_too_few_images(here, capsys):
 
 
 def test_no_training_classes(here, capsys):
-    np.savez("all-test.npz", features=np.ones((6, 9, DIM)))
+    np.savez("all-test.npz", features=np.ones((6, 9, DIM)), split=np.full(6, "test"))
     assert "no train classes" in fails(capsys, "train", "--data", "all-test.npz", *SMALL)
 
 

@@ -281,7 +281,9 @@ def test_cards_of_data(here, capsys):
         (card,) = told(capsys, "info", name)
         assert (card["kind"], card["holds"]) == ("features", make_metaset().describe())
     (card,) = told(capsys, "info", "support.csv")
-    assert "3 classes (1 train, 1 val, 1 test), 2-3 images each, 8 numbers" in card["holds"]
+    assert card["holds"] == "8 rows of 8 numbers, 3 classes"
+    write_csv("bare.csv", make_rows(4, 0)[0])
+    assert told(capsys, "info", "bare.csv")[0]["holds"] == "4 rows of 8 numbers, 0 classes"
     (card,) = told(capsys, "info", "strokes")
     assert card["kind"] == "features"
 
@@ -471,5 +473,5 @@ def test_things_that_have_no_card(here, capsys):
     assert "nowhere does not exist" in fails(capsys, "info", "nowhere")
     assert "notes.txt is truncated, or not a file of Metaleo's" in fails(capsys, "info", "notes.txt")
     assert "empty has no model" in fails(capsys, "info", "empty")
-    write_csv("bare.csv", make_rows(4, 0)[0])
-    assert "no column `label`" in fails(capsys, "info", "bare.csv")
+    write_text(here / "broken.csv", "label,a\nx,\n")
+    assert "broken.csv: no column holds numbers" in fails(capsys, "info", "broken.csv")

@@ -42,12 +42,12 @@ class Adapted:
     def logits(self, rows: Float[np.ndarray, "query dim"]) -> Float[np.ndarray, "query way"]:
         """Divided by the temperature: their softmax is `probabilities`. Rows are as they come."""
         check_rows(rows, self.structure)
-        found = []
+        found = [np.zeros((0, len(self.classes)))]
         for start in range(0, len(rows), AT_ONCE):
             some = rows[start : start + AT_ONCE]
             inputs = as_inputs(pad(some, padded_length(len(some))), self.structure)
             found.append(np.asarray(apply_head(self.head, inputs))[: len(some)])
-        return np.concatenate(found).astype(np.float64) / self.temperature
+        return np.concatenate(found) / self.temperature
 
     def probabilities(self, rows: Float[np.ndarray, "query dim"]) -> Float[np.ndarray, "query way"]:
         """Of each class, calibrated."""

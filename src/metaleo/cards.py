@@ -8,7 +8,7 @@ import safetensors
 
 from metaleo import data
 from metaleo.data.store import EMBEDDED
-from metaleo.data.tables import is_table
+from metaleo.data.tables import is_table, read_table
 from metaleo.runs import model_paths
 from metaleo.trees import read_header
 
@@ -56,6 +56,11 @@ def count_numbers(path: Path) -> int:
 
 
 def describe_features(place: Path) -> Card:
+    if is_table(place):
+        table = read_table(place)
+        classes = len(set(table.labelled().labels or ()))
+        rows, dim = table.vectors.shape
+        return {"file": place.name, "kind": "table", "holds": f"{rows:,} rows of {dim} numbers, {classes} classes"}
     metaset = data.load(str(place) if str(place) in EMBEDDED else place)
     return {"file": place.name, "kind": "features", "holds": metaset.describe()}
 

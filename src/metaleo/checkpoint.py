@@ -9,7 +9,7 @@ from metaleo.errors import BadInput
 from metaleo.learners.learner import Learner
 from metaleo.trees import load_tree, read_header, save_tree
 
-MODELS = ("miniimagenet", "omniglot", "sines-and-lines")
+MODELS = ("miniimagenet", "intents", "omniglot", "sines-and-lines")
 """Trained models inside this package, by name."""
 
 

@@ -336,6 +336,13 @@ PRESETS: dict[str, Preset] = {
         Hyper(2.34e-3, kl=2.2e-3, encoder_penalty=1.11e-9, l2=2.45e-5, orthogonality=1650.0, keep=0.118),
         Structure(finetune_step_size=3.0),
     ),
+    "intents-1shot": Preset(
+        "by hand, by validation accuracy on sentences of unseen domains (docs/guides/text.md)",
+        1,
+        Hyper(5e-4, kl=2.2e-3, encoder_penalty=1.11e-9, l2=3e-3, orthogonality=1650.0, keep=0.6),
+        Structure(finetune_step_size=3.0),
+        training={"steps": 750, "validate_every": 250},
+    ),
     "omniglot-1shot": Preset(
         "by hand, by validation accuracy on conv-4 features of the drawings in this package",
         1,

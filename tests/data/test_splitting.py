@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from metaleo.data import load, save
-from metaleo.data.splitting import FEW, advice, split_classes
+from metaleo.data.splitting import FEW, advice, check_enough, split_classes
 from metaleo.data.tables import Table, to_metaset
 from small import DIM, make_metaset, message
 
@@ -54,10 +54,14 @@ def test_advice():
     assert advice(make_metaset((20, 5, 5)), 5) is None
     assert "only 19 train classes" in str(advice(make_metaset((19, 5, 5)), 5))
     assert advice(make_metaset((19, 5, 5)), 4) is None
-    told = str(advice(make_metaset((20, 3, 5)), 5))
+
+
+def test_too_few_classes_are_refused_with_a_way_out():
+    check_enough(make_metaset((5, 5, 1)), 5)
+    told = message(lambda: check_enough(make_metaset((20, 3, 5)), 5))
     assert "5-way tasks need 5 train and 5 val classes, and there are 20 and 3: try --way 3, or adapt" in told
-    assert "there are 2 and 5: try --way 2" in str(advice(make_metaset((2, 5, 5)), 5))
-    assert "--way" not in str(advice(make_metaset((20, 1, 5)), 5))
+    assert "there are 2 and 5: try --way 2" in message(lambda: check_enough(make_metaset((2, 5, 5)), 5))
+    assert "--way" not in message(lambda: check_enough(make_metaset((20, 1, 5)), 5))
 
 
 # Tables and feature files without splits.

@@ -288,7 +288,7 @@ def test_whole_numbers_and_truths_are_numbers(tmp_path):
         ("", "cannot be read"),
         ("label,a\nant,1,2\n", "cannot be read"),
         ("label,a,b,c,d,e,f,g\nant,x,x,x,x,x,x,x\n", "there are label, a, b, c, d, e, … (8 in all)"),
-        ("label,a\ncaf\xe9,1\n".encode("latin-1"), "not UTF-8"),
+        ("label,a\ncaf\xe9,1\n".encode("latin-1"), "UTF"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
@@ -381,3 +381,10 @@ def test_things_that_are_no_tables(tmp_path):
 
 def test_no_row_with_a_label():
     assert "no row has a label" in message(lambda: to_metaset(Table(VECTORS, [""] * 4)))
+
+
+def test_labels_of_text_tables_are_text(tmp_path):
+    """007 is a name, not a number; so in a column of any name, as long as it is said to be the label."""
+    path = write_text(tmp_path / "t.csv", "label,agent,a,b\n007,001,1,2\ntrue,002,3,4\n")
+    assert read_table(path, ignore=["agent"]).labels == ["007", "true"]
+    assert read_table(path, label="agent").labels == ["001", "002"]

@@ -7,11 +7,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from PIL import Image, ImageDraw
 
 from metaleo.checkpoint import load_model
 from metaleo.data.rows import normalise
 from metaleo.errors import BadInput
-from metaleo.features.drawings import SHARE, framed, rasterise
+from metaleo.examples import read_examples
+from metaleo.features.drawings import SHARE, framed, from_picture, rasterise
 from metaleo.features.embed import embed_slab
 from metaleo.features.images import open_images
 from metaleo.features.networks import load_network
@@ -126,3 +128,36 @@ def test_drawings_of_unseen_alphabets_are_named():
         found = jax.vmap(jax.vmap(head))(drawn[:, 1:]).argmax(-1)
         right.append(np.mean(found == np.arange(5)[:, None]))
     assert np.mean(right) >= 0.9
+
+
+def picture(strokes, paper, ink, scale=150):
+    """A sheet on which somebody drew, not in the middle."""
+    image = Image.new("L", (200, 200), paper)
+    for stroke in strokes:
+        ImageDraw.Draw(image).line([(10 + scale * x, 20 + scale * y) for x, y in stroke], fill=ink, width=8)
+    return np.asarray(image)[..., None]
+
+
+@pytest.mark.parametrize(("paper", "ink"), [(255, 0), (0, 255), (230, 20), (40, 250)])
+def test_a_picture_of_ink_is_taken_as_if_drawn(paper, ink):
+    found, drawn = from_picture(picture(LETTER, paper, ink)).astype(int), rasterise(LETTER).astype(int)
+    assert np.corrcoef(found.reshape(-1), drawn.reshape(-1))[0, 1] > 0.9
+    assert max(box(found)) == pytest.approx(max(box(drawn)), abs=2)
+    assert found.max() > 150
+
+
+@pytest.mark.usefixtures("loose_dtypes")
+def test_pictures_in_folders_go_where_strokes_go(tmp_path):
+    """The network tells them apart as it does the strokes that they were made of."""
+    letters = {name: HELD_OUT[name][0] for name in list(HELD_OUT)[:3]}
+    for name, strokes in letters.items():
+        folder = tmp_path / name.replace("/", "-")
+        folder.mkdir()
+        Image.fromarray(picture(strokes, 255, 0)[..., 0]).convert("RGB").save(folder / "one.jpg")
+    table = read_examples(tmp_path, "omniglot", "multi")
+    network = load_network(Path("omniglot"))
+    drawn = np.stack([rasterise(strokes) for strokes in letters.values()])
+    (vectors,) = embed_slab(network, drawn, jax.random.key(0), ((4, "rectified"),), "multi")
+    likeness = np.asarray(normalise(table.vectors)) @ np.asarray(normalise(vectors.astype(np.float32))).T
+    assert table.labels == [name.replace("/", "-") for name in letters]
+    assert (likeness.argmax(1) == np.arange(3)).all()

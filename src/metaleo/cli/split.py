@@ -49,7 +49,7 @@ class Split:
     """Print the classes of each split as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo.data.splitting import advice
+        from metaleo.data.splitting import advice, check_enough
         from metaleo.data.store import save
         from metaleo.data.tables import read_table, to_metaset
 
@@ -74,7 +74,11 @@ class Split:
         metaset = to_metaset(table, self.seed, self.shares)
         save(metaset, self.out)
         say.print(f"{self.out}: {metaset.describe()}", markup=False, soft_wrap=True)
-        told = advice(metaset, self.way)
+        try:
+            check_enough(metaset, self.way)
+            told = advice(metaset, self.way)
+        except BadInput as error:  # the file is good for other things
+            told = str(error)
         if told:
             say.print(told, markup=False, soft_wrap=True)
         say.print(f"meta-train on it with:\n  metaleo train --data {self.out}", markup=False, soft_wrap=True)

@@ -173,7 +173,7 @@ class Train:
 
     def run(self) -> None:
         from metaleo import data, runs
-        from metaleo.data.splitting import advice
+        from metaleo.data.splitting import advice, check_enough
         from metaleo.figures import plot_curves
         from metaleo.journal import read_metrics
 
@@ -200,6 +200,7 @@ class Train:
         else:
             metaset = data.load(self.data or "sample")
             config = self.resolve(metaset.dim)
+            check_enough(metaset, config.way)
             default = f"runs/{config.structure.learner}-{config.way}way-{config.shot}shot"
             folder = self.out or Path(default)
         run = runs.Run(config, folder, metaset)  # bad data says so before the folder is touched

@@ -60,7 +60,7 @@ class MetaSet:
             row = stray[0]
             raise BadInput(
                 f"class {labels[row]!s} is in two splits, {splits[first][classes[row]]} and {splits[row]} "
-                f"(row {row}); a class belongs to one split"
+                f"(row {row}); a class belongs to one split, and `metaleo split --again` chooses one for each"
             )
         return cls(
             features,

@@ -27,16 +27,21 @@ def split_classes(count: int, seed: int = 0, shares: Shares = SHARES) -> list[st
     return [splits[place] for place in np.random.default_rng(seed).permutation(count)]
 
 
-def advice(metaset: MetaSet, way: int) -> str | None:
-    """What to tell somebody whose classes are too few for tasks of so many, or just enough; nothing if all is well."""
+def check_enough(metaset: MetaSet, way: int) -> None:
+    """Refuse classes that are too few for tasks of so many, and say what else to do."""
     train, val = (metaset.splits.count(split) for split in ("train", "val"))
-    if min(train, val) < way:
+    if train and min(train, val) < way:
         most = min(train, val)
         smaller = f"try --way {most}, or " if most >= 2 else ""
-        return (
+        raise BadInput(
             f"{way}-way tasks need {way} train and {way} val classes, and there are {train} and {val}: {smaller}"
             "adapt a model that was trained on other classes (`metaleo adapt`), or collect more classes"
         )
+
+
+def advice(metaset: MetaSet, way: int) -> str | None:
+    """What to tell somebody whose classes are just enough for tasks of so many; nothing if all is well."""
+    train = metaset.splits.count("train")
     if train < 4 * way:
         return (
             f"only {train} train classes: tasks repeat themselves, and LEO may learn them by heart; compare it "

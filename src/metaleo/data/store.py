@@ -42,7 +42,11 @@ def load(source: str | Path) -> MetaSet:
         return load_embedded(str(source))
     path = Path(source)
     if is_table(path) and path.exists():
-        return to_metaset(read_table(path))
+        table = read_table(path)
+        try:
+            return to_metaset(table)
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from error
     if path.is_dir():
         if any((path / name).is_file() for name in FILES.values()):
             return read_folder(path)

@@ -74,7 +74,7 @@ def read_table(
         if suffix in (".npz", ".safetensors"):
             return from_features(path, suffix, content)
         if is_table(path):
-            return from_arrow(read_arrow(path, suffix, content), label, ignore)
+            return from_arrow(read_arrow(path, suffix, content, label), label, ignore)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
     except Exception as error:  # whatever a damaged file makes the parsers say
@@ -85,7 +85,7 @@ def read_table(
     )
 
 
-def read_arrow(path: Path, suffix: str, content: bytes | None) -> Any:
+def read_arrow(path: Path, suffix: str, content: bytes | None, label: str | None) -> Any:
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
@@ -96,7 +96,8 @@ def read_arrow(path: Path, suffix: str, content: bytes | None) -> Any:
     if suffix == ".parquet":
         return pyarrow.parquet.read_table(source)
     parsing = pyarrow.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",", newlines_in_values=True)
-    typing = pyarrow.csv.ConvertOptions(strings_can_be_null=False)
+    text = dict.fromkeys((*LABELS, SPLIT, *([label] if label else [])), pa.string())  # 007 is not 7
+    typing = pyarrow.csv.ConvertOptions(strings_can_be_null=False, column_types=text)
     return pyarrow.csv.read_csv(source, parse_options=parsing, convert_options=typing)
 
 

@@ -1,0 +1,57 @@
+"""`metaleo serve`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from metaleo.cli.common import flag, say
+from metaleo.errors import BadInput
+
+
+@dataclasses.dataclass(frozen=True)
+class Serve:
+    """A page to try models on, and a JSON API: http://127.0.0.1:8765/ unless told otherwise.
+
+    On the page: place points and see what functions a model imagines, draw symbols of your own and have them named,
+    drop a table and have its rows named. The models of this package are always served; MODEL adds run folders and model
+    files under their names. The API is described at /api/docs. Requests are limited in size, time and rate, and kept
+    tasks in number, so that memory stays bounded. There is no login: what --host lets in can use the server.
+
+    Try:
+      metaleo serve --open
+      metaleo serve runs/leo-5way-1shot --port 9000
+      curl -s http://127.0.0.1:8765/api/models
+    """
+
+    models: Annotated[tuple[Path, ...], tyro.conf.Positional, flag("MODEL")] = ()
+    """More models: run folders or model files."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 lets other machines in."""
+    port: int = 8765
+    """Port to listen on; 0: any that is free."""
+    open: bool = False
+    """Open the page in a browser."""
+    rate: float = 200.0
+    """Requests per second from one address, in the long run; twice as many may come at once."""
+    tasks: int = 512
+    """Adapted tasks that are kept; the least recently used is forgotten first."""
+    megabytes: float = 8.0
+    """Of one request."""
+
+    def run(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise BadInput(f"--port must be between 0 and 65535, not {self.port}")
+        if not 1 <= self.rate <= 1e6:
+            raise BadInput(f"--rate must be between 1 and 1,000,000, not {self.rate:g}")
+        if not 1 <= self.tasks <= 1_000_000:
+            raise BadInput(f"--tasks must be between 1 and 1,000,000, not {self.tasks}")
+        if not 0.01 <= self.megabytes <= 48:
+            raise BadInput(f"--megabytes must be between 0.01 and 48, not {self.megabytes:g}")
+        from metaleo.web.server import Limits, serve
+
+        limits = Limits(
+            body_bytes=int(self.megabytes * 2**20), rate=self.rate, burst=int(2 * self.rate), tasks=self.tasks
+        )
+        serve(self.models, self.host, self.port, limits, self.open, lambda line: say.print(line, markup=False))

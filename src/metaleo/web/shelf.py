@@ -1,0 +1,99 @@
+"""The models that are served: found once, at the start."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaleo.adapted import load_cached
+from metaleo.checkpoint import MODELS, Model
+from metaleo.data.store import EMBEDDED
+from metaleo.errors import BadInput
+from metaleo.examples import embed_images, side_of
+from metaleo.features.drawings import rasterise
+from metaleo.features.embed import Views
+from metaleo.features.networks import NETWORKS, load_network
+from metaleo.runs import model_paths
+from metaleo.web.api import Kind, ModelCard
+from metaleo.web.functions import function_model
+
+SAMPLES = {"miniimagenet": "sample", "intents": "intents"}
+"""Rows inside this package that a model is for."""
+Embed = Callable[[Sequence[Any]], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Served:
+    """A model, what it is for, and how it sees drawings if it does."""
+
+    name: str
+    kind: Kind
+    model: Model
+    embed: Embed | None = None
+
+    @property
+    def sample(self) -> str | None:
+        """Rows of its kind inside this package, by name."""
+        source = SAMPLES.get(self.name) or self.model.header.get("config", {}).get("data")
+        return source if self.kind == "vectors" and source in EMBEDDED else None
+
+    def card(self) -> ModelCard:
+        structure, header = self.model.structure, self.model.header
+        return ModelCard(
+            name=self.name,
+            kind=self.kind,
+            learner=structure.learner,
+            dim=structure.dim,
+            way=None if self.kind == "functions" else structure.way,
+            shot=header.get("config", {}).get("shot"),
+            classes=len(header.get("classes", [])),
+            example=self.sample is not None,
+        )
+
+    def rows(self, examples: list[list[float]] | None, drawings: Sequence[Any] | None) -> np.ndarray:
+        """What the model is to see, [example, dim]."""
+        if drawings is not None:
+            if self.embed is None:
+                raise BadInput(f"{self.name} takes rows of numbers as examples, not drawings")
+            return self.embed(drawings)
+        assert examples is not None  # a request has either
+        if self.embed is not None:
+            raise BadInput(f"{self.name} takes drawings, not examples")
+        dim = self.model.structure.dim
+        for index, row in enumerate(examples):
+            if len(row) != dim:
+                raise BadInput(f"examples.{index} has {len(row)} numbers; {self.name} takes rows of {dim}")
+        return np.asarray(examples, np.float32).reshape(-1, dim)
+
+
+def fill_shelf(more: Sequence[Path] = ()) -> dict[str, Served]:
+    """The models of this package, and those of run folders and model files, by name."""
+    shelf = {name: serve_model(name, Path(name)) for name in MODELS}
+    for path in more:
+        name = (
+            path.resolve().parent.name if path.name == "model.safetensors" else path.name.removesuffix(".safetensors")
+        )
+        if name in shelf:
+            raise BadInput(f"two models are called {name}; copy {path} to another name")
+        shelf[name] = serve_model(name, path)
+    return shelf
+
+
+def serve_model(name: str, path: Path) -> Served:
+    file = model_paths(path)[0]
+    model = load_cached(file, file.stat().st_mtime_ns)
+    if model.structure.noise is not None:
+        function_model(model.learner)
+        return Served(name, "functions", model)
+    network = model.header.get("network")
+    if network in NETWORKS:
+        return Served(name, "drawings", model, drawing_embedder(network, model.header.get("views", "centre")))
+    return Served(name, "vectors", model)
+
+
+def drawing_embedder(network: str, views: Views) -> Embed:
+    file = load_network(Path(network))
+    side = side_of(file)
+    return lambda drawings: embed_images(np.stack([rasterise(strokes, side) for strokes in drawings]), file, views)
