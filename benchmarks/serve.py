@@ -35,7 +35,7 @@ JSON = {"content-type": "application/json"}
 @contextlib.contextmanager
 def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
     """The process and its port; it answers as many requests as come."""
-    command = [sys.executable, "-m", "metaleo.cli", "serve", "--port", "0", "--rate", "1000000"]
+    command = [sys.executable, "-m", "metaleo.cli", "serve", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")

@@ -14,7 +14,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llv
 with install_import_hook("metaleo", "beartype.beartype"):
     import metaleo.cli
     import metaleo.features.benchmarks
-    import metaleo.features.run  # noqa: F401
+    import metaleo.features.run
+    import metaleo.web.server  # noqa: F401
 
 import jax
 

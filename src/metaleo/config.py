@@ -252,10 +252,10 @@ class Preset:
 
 
 def paper(dataset: str, shot: int, *values: float) -> Preset:
-    """A column of the paper's Table 5: η, γ, β, λ₁, λ₂, p_keep."""
+    """A column of the paper's Table 6: η, γ, β, λ₁, λ₂, p_keep."""
     eta, gamma, beta, lambda1, lambda2, keep = values
     hyper = Hyper(eta, kl=beta, encoder_penalty=gamma, l2=lambda1, orthogonality=lambda2, keep=keep)
-    return Preset(f"the paper's Table 5, {dataset}, {shot}-shot", shot, hyper)
+    return Preset(f"the paper's Table 6, {dataset}, {shot}-shot", shot, hyper)
 
 
 def official(dataset: str, shot: int, *values: float) -> Preset:

@@ -40,10 +40,9 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
     >>> from metaleo.data import load_sample
     >>> test = load_sample().subset("test")
     >>> rows = test.read(test.rows[:200])  # 100 nematodes, 100 king crabs
-    >>> classifier = LEOClassifier().fit(rows[[0, 1, 100]], ["worm", "worm", "crab"])
-    >>> classifier.predict(rows[150:152]).tolist()
-    ['crab', 'crab']
-    >>> probabilities = classifier.predict_proba(rows[2:100])
+    >>> classifier = LEOClassifier().fit(rows[[0, 1, 2, 100, 101]], ["worm", "worm", "worm", "crab", "crab"])
+    >>> named, probabilities = classifier.predict(rows[50:60]), classifier.predict_proba(rows[150:160])
+    >>> classifier = classifier.partial_fit(rows[102:105], ["crab", "crab", "crab"])  # three more
     """
 
     def __init__(self, model: str | Path | Learner = "miniimagenet"):

@@ -59,7 +59,7 @@ SIX: Space = {
     "orthogonality": (1e-3, 1e4),
     "keep": (0.1, 1.0),
 }
-"""Log-uniform ranges that hold every value of the paper's Table 5 and of the README of the authors' code."""
+"""Log-uniform ranges that hold every value of the paper's Table 6 and of the README of the authors' code."""
 SAVE_SECONDS = 30.0
 """Least time between two saves of a population inside a rung; the end of each rung is always saved."""
 

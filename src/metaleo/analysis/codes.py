@@ -1,4 +1,4 @@
-"""Codes before and after adaptation: do they come to stand apart by class (Section 4.4, Figure 4)?"""
+"""Codes before and after adaptation: do they come to stand apart by class (Section 4.5, Figure 4)?"""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Curvature of a task's loss in z and in θ: the eigenvalues of its Hessian (Section 4.5, Figure 5a).
+"""Curvature of a task's loss in z and in θ: the eigenvalues of its Hessian (Section 4.6, Figure 5a).
 
 The loss is the inner one, of the support set (Eq. 5), where adaptation starts and where it ends.
 """

@@ -181,7 +181,7 @@ class AnalyseUncertainty(Analysis):
 
 @dataclasses.dataclass(frozen=True)
 class Analyse:
-    """See what a model has learned: its codes, curvature, coverage and certainty (Sections 4.4 and 4.5 of the paper).
+    """See what a model has learned: its codes, curvature, coverage and certainty (Sections 4.5 and 4.6 of the paper).
 
     Try:
       metaleo analyse codes runs/leo-5way-1shot

@@ -22,7 +22,7 @@ Info = dict[str, Float[Array, ""]]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Hyper:
-    """The numbers of the paper's random search (Table 5). Arrays inside a run, so that a search is a `vmap`."""
+    """The numbers of the paper's random search (Table 6). Arrays inside a run, so that a search is a `vmap`."""
 
     learning_rate: float | Float[Array, "*runs"] = 4e-4
     """η of Algorithm 1: Adam's step in the outer loop."""

@@ -58,9 +58,9 @@ class Limits:
     """Adapted tasks that are kept."""
     tasks_bytes: int = 256 * 2**20
     """Of all kept tasks."""
-    rate: float = 200.0
+    rate: float = 1000.0
     """Requests per second from one address, in the long run."""
-    burst: int = 400
+    burst: int = 2000
     """Requests at once from one address."""
     threads: int = 2
     """That adapt and predict."""
