@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from metaleo.model import relation
 from metaleo.model.relation import RelationNet
 from small import close, make_batch, pad
 
@@ -24,3 +26,19 @@ def test_against_all_pairs_written_out(float64):
     close(net(codes, make_batch(counts=counts)), expected, 1e-12)
     padded = jnp.concatenate([codes, jnp.full((2, 4), 9.0)])
     close(net(padded, pad(make_batch(counts=counts), 2)), expected, 1e-12)
+
+
+@pytest.mark.parametrize("per_class", [True, False])
+def test_many_examples_in_parts(float64, monkeypatch, per_class):
+    """The same numbers and gradients, a few pairs at a time."""
+    support = pad(make_batch(counts=(1, 6, 4)), 2)
+    codes = jax.random.normal(jax.random.key(1), (13, 4))
+    net = RelationNet.init(jax.random.key(0), 4)
+
+    def total(net, codes):
+        return jnp.sum(net(codes, support, per_class) ** 2)
+
+    whole, gradient = net(codes, support, per_class), jax.grad(total)(net, codes)
+    monkeypatch.setattr(relation, "MANY", 5)  # 25 pairs at a time: one example with all its partners
+    close(net(codes, support, per_class), whole, 1e-12)
+    jax.tree.map(lambda one, other: close(one, other, 1e-12), jax.grad(total)(net, codes), gradient)
