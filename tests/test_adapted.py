@@ -78,7 +78,7 @@ def test_adapt_is_the_learners_own_and_survives_a_file(name, tmp_path):
     assert isinstance(found.head, KINDS[name][1])
     assert_same_bits(found.head, expected)
     assert found.classes == ("ant", "bee", "cat")
-    assert found.about == {"learner": name, "examples": [3, 3, 2], "rows": 8}
+    assert found.about == {"learner": name, "examples": [3, 3, 2], "rows": 8, "calibrated": False}
 
     dataclasses.replace(found, about={**found.about, "model": "mine"}).save(tmp_path / "task.safetensors")
     again = load_task(tmp_path / "task.safetensors")

@@ -130,7 +130,7 @@ def test_a_model_file_learns_its_temperatures(tmp_path, episodes, monkeypatch):
     save_model(path, model.learner, model.structure, model.header)
     found = calibrate(path, episodes)
     again = load_model(path)
-    assert again.header["temperatures"] == found
+    assert again.header["temperatures"] == [list(pair) for pair in found]
     assert (again.header["seed"], again.header["network"], again.header["kind"]) == (7, "mine", "model")
     assert temperature_for(again.header, 1) == pytest.approx(found[0][1])
     for one, other in zip(jax.tree.leaves(again.learner), jax.tree.leaves(model.learner), strict=True):

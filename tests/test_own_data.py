@@ -455,7 +455,7 @@ def test_predictions_that_are_refused(here, task, capsys):
         (["run", "query.csv"], "not a file of Metaleo's"),
         (["cut.safetensors", "query.csv"], "truncated"),
         (["query.csv", "query.csv"], "not a file of Metaleo's"),
-        ([task, "narrow.csv"], "narrow.csv has 5 numbers per example, and task.safetensors takes 8"),
+        ([task, "narrow.csv"], "there is no column of numbers 'x5'"),
         ([task, "spoiled.csv"], "row 2 has no finite number in column x2"),
         ([task, "query.csv", "--label", "kind"], "there is no column 'kind'"),
         ([task, "query.csv", "--unsure-below", "2"], "--unsure-below is a probability, not 2"),
@@ -463,6 +463,7 @@ def test_predictions_that_are_refused(here, task, capsys):
         ([task, "query.csv", "-o", "found.txt"], ".csv or .json"),
         ([task, "query.csv", "-o", "query.csv/found.csv"], "cannot write"),
         ([task, "run"], "run holds images"),
+        ([task, "query.csv", "-o", "query.csv"], "query.csv is what predictions are made of"),
     ):
         assert expected in fails(capsys, "predict", *words)
 
@@ -475,3 +476,59 @@ def test_things_that_have_no_card(here, capsys):
     assert "empty has no model" in fails(capsys, "info", "empty")
     write_text(here / "broken.csv", "label,a\nx,\n")
     assert "broken.csv: no column holds numbers" in fails(capsys, "info", "broken.csv")
+
+
+def test_columns_in_another_order_give_the_same_predictions(here, task, capsys):
+    rows, names = make_rows(6, 1)
+    order = [3, 1, 0, 2, *range(4, DIM)]
+    with open("mixed.csv", "w", newline="", encoding="utf-8") as file:
+        head = ["price", *(f"x{i}" for i in order)]
+        csv.writer(file).writerows([head, *([7, *row[order]] for row in rows)])
+    write_csv(here / "plain.csv", rows)
+    one, other = (told(capsys, "predict", task, name)["predictions"] for name in ("plain.csv", "mixed.csv"))
+    assert [row["class"] for row in one] == [row["class"] for row in other] == names
+    assert [row["probability"] for row in one] == [row["probability"] for row in other]
+    assert [row["price"] for row in other] == [7.0] * 6
+
+
+def test_columns_of_the_users_keep_what_they_say(here, task, capsys):
+    write_csv(here / "odd.csv", make_rows(3, 1)[0], **{"class": ["mine"] * 3})
+    (row, *_) = told(capsys, "predict", task, "odd.csv")["predictions"]
+    assert row["class (given)"] == "mine"
+    assert row["class"] in CENTRES
+
+
+def test_nothing_else_is_overwritten_by_a_task(here, capsys):
+    before = (here / "run/model.safetensors").read_bytes()
+    assert "exists and is no task file" in fails(capsys, "adapt", "run", "support.csv", "-o", "run/model.safetensors")
+    assert (here / "run/model.safetensors").read_bytes() == before
+
+
+def test_probabilities_without_a_temperature_say_so(here, task, capsys):
+    assert told(capsys, "predict", task, "query.csv")["calibrated"]
+    main(["adapt", "nearest-centroid", "support.csv", "-o", "plain.safetensors"])
+    main(["predict", "plain.safetensors", "query.csv"])
+    assert "not calibrated" in capsys.readouterr().err
+
+
+def test_a_table_that_has_grown_is_another_table(here, capsys):
+    """Its split moves: classes that were learned from would be tested on, or others learned."""
+    names = [f"kind {one}" for one in range(20) for _ in range(6)]
+    random = np.random.default_rng(0)
+    write_csv("grown.csv", random.normal(size=(120, DIM)), label=names)
+    flags = [*SMALL, "--query", "2", "--out", "grown"]
+    main(["train", "--data", "grown.csv", *flags])
+    main(["evaluate", "grown", "--tasks", "2"])
+    write_csv("grown.csv", random.normal(size=(126, DIM)), label=[*names, *["another"] * 6])
+    capsys.readouterr()
+    assert "other training classes" in fails(capsys, "train", "--resume", "--out", "grown", "--steps", "9")
+    said = fails(capsys, "evaluate", "grown", "--tasks", "2")
+    assert "was trained on class kind" in said
+    assert "split in another way since" in said
+    assert "was trained on class" in fails(capsys, "evaluate", "grown", "--tasks", "2", "--split", "all")
+
+
+def test_too_many_examples_for_our_logistic_regression(here, capsys):
+    random = np.random.default_rng(0)
+    write_csv("large.csv", random.normal(size=(2000, 2)), label=[f"kind {i % 20}" for i in range(2000)])
+    assert "scikit-learn's LogisticRegression" in fails(capsys, "adapt", "logistic-regression", "large.csv")

@@ -23,6 +23,10 @@ from metaleo.tasks.task import Batch, labelled
 from metaleo.trees import load_tree, read_header, save_tree
 
 LEAST_ROWS = 8
+LARGEST = 1e15
+"""Numbers of a row; the squares of larger ones leave single precision."""
+MOST_PRODUCTS = 5e7
+"""Classes times the square of examples that our logistic regression takes; beyond, it takes minutes and gigabytes."""
 AT_ONCE = 1024
 """Queries per compiled call."""
 
@@ -122,14 +126,12 @@ def adapt(model: Model, rows: Float[np.ndarray, "example dim"], labels: Sequence
     """The model, adapted to these examples; rows are as they come, labels of any kind."""
     classes, numbers = number_classes(labels, len(rows))
     check_rows(rows, model.structure)
-    check_way(len(classes), model.structure)
+    check_way(len(classes), model.structure, len(rows))
     support = make_support(rows, numbers, len(classes), model.structure)
     return settle(model, classes, numbers, adapt_head(model.learner, support))
 
 
-def adapt_many(
-    model: Model, tasks: Sequence[tuple[Float[np.ndarray, "example dim"], Sequence[Hashable]]]
-) -> list[Adapted]:
+def adapt_many(model: Model, tasks: Sequence[tuple[Float[np.ndarray, "_ dim"], Sequence[Hashable]]]) -> list[Adapted]:
     """The model, adapted to each of several sets of examples; those of one shape side by side."""
     named = [number_classes(labels, len(rows)) for rows, labels in tasks]
     shapes: dict[tuple[int, int], list[int]] = {}
@@ -176,6 +178,7 @@ def settle(model: Model, classes: tuple[Any, ...], numbers: Int[np.ndarray, " ex
         "learner": model.structure.learner,
         "examples": counts.tolist(),
         "rows": padded_length(len(numbers)),
+        "calibrated": bool(model.header.get("temperatures")),
     }
     return Adapted(classes, head, temperature_for(model.header, counts.mean()), model.structure, about)
 
@@ -184,6 +187,8 @@ def number_classes(labels: Sequence[Hashable], rows: int) -> tuple[tuple[Any, ..
     """The classes in order, and each example's place among them."""
     if len(labels) != rows:
         raise BadInput(f"{rows} examples need as many labels, not {len(labels)}")
+    if any(isinstance(label, str) and "\0" in label for label in labels):
+        raise BadInput("a label holds a NUL character")  # which NumPy would cut off, and so join two classes
     classes, numbers = np.unique(np.asarray(labels), return_inverse=True)
     if len(classes) < 2:
         raise BadInput(f"a classifier needs examples of at least 2 classes; there is {len(classes)} class")
@@ -196,10 +201,17 @@ def check_rows(rows: Float[np.ndarray, "example dim"], structure: Structure) -> 
     bad = np.flatnonzero(~np.isfinite(rows).all(1))
     if len(bad):
         raise BadInput(f"NaN or Inf in {len(bad)} of {len(rows)} rows, the first is row {bad[0]}")
+    if len(rows) and np.abs(rows).max() > LARGEST:
+        raise BadInput(f"rows hold numbers up to {np.abs(rows).max():.1g}; they may be {LARGEST:.0g} at most")
 
 
-def check_way(way: int, structure: Structure) -> None:
-    """Some learners keep something for each class, and are good for one number of them."""
+def check_way(way: int, structure: Structure, rows: int = 0) -> None:
+    """Some learners keep something for each class, and are good for one number of them; one grows fast with both."""
+    if structure.learner == "logistic-regression" and way * rows**2 > MOST_PRODUCTS:
+        raise BadInput(
+            f"{rows:,} examples of {way} classes are too many for our logistic-regression, which is made for few; "
+            "scikit-learn's LogisticRegression takes any number"
+        )
     fixed = structure.codes == "task" or structure.learner in ("maml", "fomaml", "meta-sgd", "reptile")
     if fixed and way != structure.way:
         raise BadInput(f"this {structure.learner} was trained for {structure.way} classes, and there are {way}")

@@ -25,7 +25,11 @@ SEED = 1_000_003
 """Of the tasks; no run validates on the same."""
 
 
-def temperature_for(header: dict[str, Any], shot: float) -> float:
+Temperatures = list[tuple[int, float]]
+"""Numbers of shots, each with its temperature."""
+
+
+def temperature_for(header: dict[str, Any], shot: float | int) -> float:
     """What to divide logits by, for a model with this header and this many examples per class on average.
 
     Linear between the shots that were learned, in the logarithm of both; 1 for a model that never learned any.
@@ -35,7 +39,7 @@ def temperature_for(header: dict[str, Any], shot: float) -> float:
     return float(np.exp(np.interp(np.log(shot), shots, values)))
 
 
-def calibrate(path: Path, episodes: Episodes) -> list[list[float]]:
+def calibrate(path: Path, episodes: Episodes) -> Temperatures:
     """Learn the temperatures of a model file on tasks over these classes, and write them into its header."""
     model = load_model(path)
     found = learn_temperatures(model.learner, episodes)
@@ -43,8 +47,8 @@ def calibrate(path: Path, episodes: Episodes) -> list[list[float]]:
     return found
 
 
-def learn_temperatures(learner: Learner, episodes: Episodes, tasks: int = TASKS) -> list[list[float]]:
-    """Pairs of a number of shots and the temperature at which the query loss over tasks is least.
+def learn_temperatures(learner: Learner, episodes: Episodes, tasks: int = TASKS) -> Temperatures:
+    """For some numbers of shots, the temperature at which the query loss over tasks is least.
 
     The tasks are over the same classes and of as many ways as `episodes`.
     """
@@ -57,7 +61,7 @@ def learn_temperatures(learner: Learner, episodes: Episodes, tasks: int = TASKS)
     for shot in shots:
         logits, targets = QUERY_LOGITS(learner, episodes, key, jnp.arange(tasks), jnp.int32(shot))
         logits, targets = np.asarray(logits, np.float64), np.asarray(targets).argmax(-1)
-        found.append([shot, best_temperature(logits.reshape(-1, episodes.way), targets.reshape(-1))])
+        found.append((shot, best_temperature(logits.reshape(-1, episodes.way), targets.reshape(-1))))
     return found
 
 

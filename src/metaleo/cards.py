@@ -9,6 +9,7 @@ import safetensors
 from metaleo import data
 from metaleo.data.store import EMBEDDED
 from metaleo.data.tables import is_table, read_table
+from metaleo.errors import BadInput
 from metaleo.runs import model_paths
 from metaleo.trees import read_header
 
@@ -61,8 +62,12 @@ def describe_features(place: Path) -> Card:
         classes = len(set(table.labelled().labels or ()))
         rows, dim = table.vectors.shape
         return {"file": place.name, "kind": "table", "holds": f"{rows:,} rows of {dim} numbers, {classes} classes"}
-    metaset = data.load(str(place) if str(place) in EMBEDDED else place)
-    return {"file": place.name, "kind": "features", "holds": metaset.describe()}
+    try:
+        holds = data.load(str(place) if str(place) in EMBEDDED else place).describe()
+    except BadInput:
+        rows, dim = read_table(place).vectors.shape
+        holds = f"{rows:,} rows of {dim} numbers"
+    return {"file": place.name, "kind": "features", "holds": holds}
 
 
 def describe_model(header: Card) -> Card:

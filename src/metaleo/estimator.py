@@ -81,7 +81,10 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[best]
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "query way"]:  # noqa: N803
-        """The probability of each class, calibrated by temperatures that were learned on meta-validation tasks."""
+        """The probability of each class, calibrated by temperatures that were learned on meta-validation tasks.
+
+        Learners without training have learned none, and their probabilities mean less.
+        """
         return adapted.softmax(self.logits(X))
 
     def decision_function(self, X: Any) -> Float[np.ndarray, "query *way"]:  # noqa: N803
@@ -97,7 +100,10 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
             raise BadInput(f"n must be a whole number of at least 1, not {n}")
         keys = jax.random.split(jax.random.key(check_random_state(random_state).randint(2**31)), n)
         found = adapted.sample_heads(self.resolved(self.X_), self.X_, self.numbered(self.y_), keys)
-        return [self.fresh().settle(self.X_, self.y_, own) for own in found]
+        samples = [self.fresh().settle(self.X_, self.y_, own) for own in found]
+        for one in samples:
+            vars(one).update({name: value for name, value in vars(self).items() if name == "feature_names_in_"})
+        return samples
 
     def fresh(self) -> "LEOClassifier":
         return clone(self)  # type: ignore[return-value]

@@ -62,14 +62,14 @@ def embed_pictures(
 ) -> Float32[np.ndarray, "image dim"]:
     """Of images as they were read."""
     if file.drawings:
-        pixels = np.stack([from_picture(image, side_of(file)) for image in pixels])
+        pixels = np.stack([find_ink(number, image, file) for number, image in enumerate(pixels)])
     return embed_images(pixels, file, views)
 
 
 def open_folder(path: Path, file: NetworkFile) -> Images:
     """Class folders, or images without a class."""
     side, channels = reading_side(file), file.architecture.channels
-    if any(one.is_dir() for one in path.iterdir()):
+    if any(one.is_dir() and not one.name.startswith(".") for one in path.iterdir()):
         return open_images(path, side, channels)
     files = sorted(one for one in path.iterdir() if one.suffix.lower() in SUFFIXES)
     if not files:
@@ -90,6 +90,13 @@ def from_images(images: Images, file: NetworkFile, views: Views) -> Table:
         raise BadInput(f"{len(images.unreadable)} of {len(images)} images cannot be read, the first is {name} ({why})")
     labels = [images.class_names[images.labels[row]] for row in kept]
     return Table(np.concatenate(vectors), labels, None, {"file": [images.names[row] for row in kept]})
+
+
+def find_ink(number: int, image: UInt8[np.ndarray, "h w 1"], file: NetworkFile) -> UInt8[np.ndarray, "side side 1"]:
+    try:
+        return from_picture(image, side_of(file))
+    except BadInput as error:
+        raise BadInput(f"picture {number + 1}: {error}") from error
 
 
 def embed_images(

@@ -43,7 +43,7 @@ from metaleo.population import (
     validator,
 )
 from metaleo.tasks.episodes import Episodes
-from metaleo.trees import load_tree, save_tree
+from metaleo.trees import load_tree, read_header, save_tree
 
 SAVE_SECONDS = 2.0
 """Least time between two saves of the state."""
@@ -109,6 +109,16 @@ class Run:
         rows = place(metaset, normalised=config.structure.normalised)
         training = Episodes.over(metaset.subset(config.train_on), config.way, config.shot, config.query, rows)
         return training, Episodes.over(metaset.subset("val"), config.way, config.shot, None, rows)
+
+    def check_classes(self) -> None:
+        """Refuse to go on with other training classes than the run began with: a file may change under its name."""
+        for path in self.folder.glob("model*.safetensors"):
+            before = tuple(read_header(path).get("classes", ()))
+            if before != self.class_names:
+                raise BadInput(
+                    f"{self.config.data} has other training classes than when {self.folder} was begun "
+                    f"({len(self.class_names)} instead of {len(before)}, or other ones); start a new run"
+                )
 
     def start(self) -> RunState:
         """The state before the first step; a tail starts from its network."""

@@ -92,6 +92,16 @@ class Bench:
         if self.problem:
             raise BadInput(f"--{flag} means nothing to {self.problem}")
 
+    def refuse_trained(self, subject: Subject, split: str) -> None:
+        """Nobody is tested on classes of the same file that it was trained on, even if the file has changed."""
+        assert self.metaset is not None
+        trained = set(subject.model.header.get("classes", ())) & set(self.metaset.subset(split).class_names)
+        if trained and self.data == subject.config.data:
+            raise BadInput(
+                f"{subject.path} was trained on class {min(trained)} of {self.data}"
+                + ("" if "train" in split else ": its classes have been split in another way since")
+            )
+
     @property
     def kind(self) -> str:
         """Of task, in words."""
@@ -108,6 +118,8 @@ class Bench:
             )
         if structure.codes == "task" and self.way != structure.way:
             raise BadInput(f"{path} has one code for all {structure.way} classes; --way cannot be {self.way}")
+        if "test" in split:
+            self.refuse_trained(subject, split)
         if structure.normalised not in self._rows:
             self._rows[structure.normalised] = place(self.metaset, normalised=structure.normalised)
         return Episodes.over(self.metaset.subset(split), self.way, self.shot, query, self._rows[structure.normalised])

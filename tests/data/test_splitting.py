@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from metaleo.data import load, save
-from metaleo.data.splitting import FEW, advice, check_enough, split_classes
+from metaleo.data.splitting import FEW, advice, check_enough, split_classes, split_names
 from metaleo.data.tables import Table, to_metaset
 from small import DIM, make_metaset, message
 
@@ -125,3 +125,23 @@ def test_a_table_made_into_a_feature_file_is_the_same_data(tmp_path, suffix):
     again = load(tmp_path / f"mine.{suffix}")
     assert assigned(again) == assigned(metaset)
     np.testing.assert_array_equal(again.read(again.rows), metaset.read(metaset.rows))
+
+
+def test_the_same_classes_are_split_in_the_same_way_in_every_file(tmp_path):
+    """Numbers sort otherwise than texts do, and a file may have them in any order."""
+    labels = np.arange(40) % 20
+    rows = np.random.default_rng(0).normal(size=(40, 2))
+    np.savez(tmp_path / "flat.npz", features=rows, labels=labels)
+    order = np.random.default_rng(1).permutation(20)
+    by_class = np.stack([rows[labels == one] for one in order])
+    np.savez(tmp_path / "dense.npz", features=by_class, class_names=order)
+    names = np.array([f"{one}" for one in range(20)])
+    np.savez(tmp_path / "named.npz", features=rows, labels=labels, class_names=names)
+    (tmp_path / "t.csv").write_text(
+        "label,a,b\n" + "".join(f"{one},{a},{b}\n" for one, (a, b) in zip(labels, rows, strict=True))
+    )
+    found = [load(tmp_path / name) for name in ("flat.npz", "dense.npz", "named.npz", "t.csv")]
+    splits = [dict(zip(one.class_names, one.splits, strict=True)) for one in found]
+    assert (
+        splits[0] == splits[1] == splits[2] == splits[3] == dict(zip(names, split_names(names.tolist()), strict=True))
+    )

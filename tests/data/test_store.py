@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from metaleo.data import MetaSet, load, load_sample, save
-from metaleo.data.splitting import split_classes
+from metaleo.data.splitting import split_classes, split_names
 from small import message
 
 SUFFIXES = ("npz", "safetensors")
@@ -170,7 +170,7 @@ def test_flat_layout_with_integer_labels_and_class_names(path, split):
 def test_flat_layout_with_integer_labels_alone(path):
     metaset = load(write(path, features=some_features(5, 5), labels=np.array([10, 9, 10, 9, 8])))
     assert metaset.class_names == ("8", "9", "10")
-    assert list(metaset.splits) == split_classes(3)
+    assert list(metaset.splits) == split_names(["8", "9", "10"])
     np.testing.assert_array_equal(images_of(metaset, "10"), some_features(5, 5)[[0, 2]])
 
 

@@ -388,3 +388,56 @@ def test_labels_of_text_tables_are_text(tmp_path):
     path = write_text(tmp_path / "t.csv", "label,agent,a,b\n007,001,1,2\ntrue,002,3,4\n")
     assert read_table(path, ignore=["agent"]).labels == ["007", "true"]
     assert read_table(path, label="agent").labels == ["001", "002"]
+
+
+def test_row_numbers_of_pandas_are_no_part_of_the_vector(tmp_path):
+    path = write_text(tmp_path / "t.csv", ",a,label,b\n0,1,x,2\n1,3,y,4\n")
+    np.testing.assert_array_equal(read_table(path).vectors, [[1, 2], [3, 4]])
+    table = pa.table({"a": [1.0, 3.0], "label": ["x", "y"], "__index_level_0__": [7, 8]})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    found = read_table(tmp_path / "t.parquet")
+    np.testing.assert_array_equal(found.vectors, [[1], [3]])
+    assert found.beside == {"__index_level_0__": ["7", "8"]}
+
+
+def test_columns_are_known_by_their_names(tmp_path):
+    table = read_table(write_text(tmp_path / "t.csv", "b,spare,a,label\n1,9,2,x\n3,8,4,y\n")).arranged(["a", "b"])
+    np.testing.assert_array_equal(table.vectors, [[2, 1], [4, 3]])
+    assert (table.beside, table.columns, table.labels) == ({"spare": [9.0, 8.0]}, ("a", "b"), ["x", "y"])
+    assert "no column of numbers 'c'" in message(lambda: table.arranged(["a", "c"]))
+    assert table.labelled().arranged(["a", "b"]).columns == ("a", "b")
+
+
+def test_a_stray_word_does_not_take_a_column_away(tmp_path):
+    path = write_text(tmp_path / "t.csv", "a,b,label\n1,2,x\n3,oops,y\n4,5,x\n")
+    assert "column b holds numbers, but row 2 has 'oops'" in message(lambda: read_table(path))
+    assert read_table(path, ignore=["b"]).vectors.shape == (3, 1)
+    notes = write_text(tmp_path / "n.csv", "a,note,label\n1,2 of them,x\n3,,y\n4,7,x\n")
+    assert read_table(notes).beside["note"] == ["2 of them", "", "7"]
+
+
+def test_decimals_are_numbers(tmp_path):
+    from decimal import Decimal
+
+    table = pa.table({"a": pa.array([Decimal("1.5"), Decimal("2.25")]), "b": [1, 2]})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    np.testing.assert_array_equal(read_table(tmp_path / "t.parquet").vectors, [[1.5, 1], [2.25, 2]])
+
+
+def test_rows_of_feature_files_stay_in_their_order(tmp_path):
+    rows = np.array([[10, 0], [0, 10], [10, 1], [1, 10]])
+    fields = {"features": rows, "labels": np.array([1, 0, 1, 0]), "class_names": np.array(["zero", "one"])}
+    np.savez(tmp_path / "t.npz", **fields)
+    table = read_table(tmp_path / "t.npz")
+    np.testing.assert_array_equal(table.vectors, rows)
+    assert table.labels == ["one", "zero", "one", "zero"]
+
+
+def test_labels_of_feature_files_by_another_name(tmp_path):
+    np.savez(tmp_path / "t.npz", features=np.eye(2), intent=np.array(["a", "b"]), labels=np.array([b"c", b"d"]))
+    assert read_table(tmp_path / "t.npz", "intent").labels == ["a", "b"]
+    assert read_table(tmp_path / "t.npz").labels == ["c", "d"]
+    np.savez(tmp_path / "u.npz", features=np.eye(2), label=np.array(["a", "b"]))
+    assert read_table(tmp_path / "u.npz").labels == ["a", "b"]
+    assert "no array 'kind'" in message(lambda: read_table(tmp_path / "t.npz", "kind"))
+    assert "no columns to ignore" in message(lambda: read_table(tmp_path / "t.npz", ignore=["x"]))

@@ -50,16 +50,22 @@ class Adapt:
         from metaleo.adapted import adapt, find_model
         from metaleo.config import UNTRAINED
         from metaleo.examples import read_examples
+        from metaleo.features.networks import NETWORKS
         from metaleo.files import check_writable
+        from metaleo.trees import read_header
 
         if self.out.suffix != ".safetensors":
             raise BadInput(f"{self.out}: a task file's name ends in .safetensors")
+        if self.out.exists() and read_header(self.out).get("kind") != "task":
+            raise BadInput(f"{self.out} exists and is no task file; choose another --out")
         check_writable(self.out)
         untrained = str(self.model) in UNTRAINED
         header = {} if untrained else find_model(self.model).header
         network = self.network or header.get("network")
         views = self.views or header.get("views", "centre")
         table = read_examples(self.support, network, views, self.label, self.ignore).labelled()
+        if table.splits is not None and len(set(table.splits)) > 1:
+            say.print(f"the rows of all splits are used: {', '.join(sorted(set(table.splits)))}")
         if not table.labels:
             raise BadInput(
                 f"{self.support} has no labels; the examples to learn from need a column `label` (or --label)"
@@ -72,8 +78,11 @@ class Adapt:
                 "which needs no training"
             )
         found = adapt(model, table.vectors, table.labels)
-        images = {} if network is None else {"network": str(network), "views": views}
-        found = dataclasses.replace(found, about={**found.about, "model": str(self.model), **images})
+        about = {"model": str(self.model), "columns": list(table.columns)}
+        if network is not None:
+            known = network in NETWORKS and not Path(network).exists()
+            about |= {"network": network if known else str(Path(network).resolve()), "views": views}
+        found = dataclasses.replace(found, about={**found.about, **about})
         found.save(self.out)
         counts = dict(zip(found.classes, found.about["examples"], strict=True))
         shown = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:10])

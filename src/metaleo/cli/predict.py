@@ -19,9 +19,9 @@ class Predict:
     """Classify examples with a task file that `metaleo adapt` has made.
 
     QUERY is as SUPPORT there; labels are not needed, and if there are any, the accuracy is told. The result has a row
-    for each example: its class, the probability of that, and `unsure` where the probability is low. Probabilities are
-    calibrated on validation tasks of meta-training: of predictions with probability 0.8, about 80 % are right, as far
-    as the new classes are like those. Other columns of text come along.
+    for each example: its class, the probability of that, and `unsure` where the probability is low. Probabilities of
+    trained models are calibrated on validation tasks of meta-training: of predictions with probability 0.8, about 80 %
+    are right, as far as the new classes are like those. Other columns of text come along.
 
     Try:
       metaleo predict task.safetensors query.csv
@@ -61,11 +61,14 @@ class Predict:
         if self.out is not None:
             if self.out.suffix not in (".csv", ".json"):
                 raise BadInput(f"{self.out}: predictions are written to a .csv or .json file")
+            if self.out.resolve() in (self.query.resolve(), self.task.resolve()):
+                raise BadInput(f"{self.out} is what predictions are made of; choose another --out")
             check_writable(self.out)
         task = load_task(self.task)
         network = self.network or task.about.get("network")
         views = self.views or task.about.get("views", "centre")
         table = read_examples(self.query, network, views, self.label, self.ignore)
+        table = table.arranged(task.about.get("columns", ()))
         if table.vectors.shape[1] != task.structure.dim:
             raise BadInput(
                 f"{self.query} has {table.vectors.shape[1]} numbers per example, and {self.task} takes "
@@ -75,8 +78,11 @@ class Predict:
         for index, prediction in enumerate(predict(task, table.vectors, self.unsure_below)):
             if not self.probabilities:
                 del prediction["probabilities"]
-            rows.append({**{name: column[index] for name, column in table.beside.items()}, **prediction})
+            own = {name: column[index] for name, column in table.beside.items()}
+            taken = {f"{name} (given)" if name in prediction else name: value for name, value in own.items()}
+            rows.append({**taken, **prediction})
         result: dict[str, Any] = {"task": str(self.task), "classes": list(task.classes), "predictions": rows}
+        result["calibrated"] = bool(task.about.get("calibrated"))
         result |= judged(rows, table.labels)
         if self.json:
             print(json.dumps(result, indent=2))
@@ -86,6 +92,8 @@ class Predict:
             write_text(self.out, json.dumps(result, indent=2) + "\n" if self.out.suffix == ".json" else as_csv(rows))
         unsure = sum(row["unsure"] for row in rows)
         say.print(f"{len(rows):,} predictions, {unsure:,} unsure")
+        if not task.about.get("calibrated"):
+            say.print("these probabilities are not calibrated: the model has learned no temperature")
         if "accuracy" in result:
             say.print(f"{100 * result['accuracy']:.1f} % of the {result['labelled']:,} that have a label are right")
 

@@ -33,7 +33,8 @@ class Train:
     """
 
     data: Text = None
-    """Feature file (.npz, .safetensors), folder of the authors' pickles, or from here: sample, strokes, intents."""
+    """Feature file (.npz, .safetensors), table with a column `label` (.csv, .tsv, .parquet, a Hugging Face folder),
+    folder of the authors' pickles, or in this package: sample, strokes, intents."""
     problem: Text = None
     """Tasks that need no data instead: sines-and-lines, 5-shot regression."""
     learner: Text = None
@@ -204,7 +205,9 @@ class Train:
             default = f"runs/{config.structure.learner}-{config.way}way-{config.shot}shot"
             folder = self.out or Path(default)
         run = runs.Run(config, folder, metaset)  # bad data says so before the folder is touched
-        if not self.resume:
+        if self.resume:
+            run.check_classes()
+        else:
             runs.prepare(folder, config, self.overwrite)
         if metaset is not None:
             say.print(f"{config.data}: {metaset.describe()}")

@@ -1,5 +1,7 @@
 """Which classes to learn from, to choose by and to test on, where nobody has said."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from metaleo.data.metaset import MetaSet
@@ -25,6 +27,13 @@ def split_classes(count: int, seed: int = 0, shares: Shares = SHARES) -> list[st
     if splits.count("train") < 1:
         raise BadInput(f"{count} classes leave none to learn from with these shares")
     return [splits[place] for place in np.random.default_rng(seed).permutation(count)]
+
+
+def split_names(names: Sequence[str], seed: int = 0, shares: Shares = SHARES) -> list[str]:
+    """A split for each class by its name: the same in whatever order, and in whatever kind of file, they come."""
+    order = sorted(range(len(names)), key=lambda place: names[place])
+    splits = dict(zip(order, split_classes(len(names), seed, shares), strict=True))
+    return [splits[place] for place in range(len(names))]
 
 
 def check_enough(metaset: MetaSet, way: int) -> None:

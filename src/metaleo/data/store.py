@@ -21,7 +21,7 @@ import safetensors.numpy
 
 from metaleo.data.metaset import MetaSet
 from metaleo.data.pickles import FILES, read_folder
-from metaleo.data.splitting import split_classes
+from metaleo.data.splitting import split_names
 from metaleo.errors import BadInput
 from metaleo.files import replacing
 
@@ -103,19 +103,23 @@ def assemble(fields: dict[str, Any]) -> MetaSet:
     if features.ndim == 3:
         ways = len(features)
         names = np.asarray(fields.get("class_names", np.arange(ways)))
-        splits = np.asarray(fields["split"] if "split" in fields else split_classes(ways))
         same_length("class_names", names, "class", ways)
+        splits = np.asarray(fields["split"] if "split" in fields else split_names([str(name) for name in names]))
         same_length("split", splits, "class", ways)
         return MetaSet.from_classes(features, tuple(map(str, names)), tuple(map(str, splits)), scale)
     if "labels" not in fields:
         raise BadInput("flat `features [n, dim]` need `labels [n]`")
-    labels = np.asarray(fields["labels"])
+    labels: np.ndarray = np.asarray(fields["labels"])
+    if labels.dtype.kind == "S":
+        labels = labels.astype(np.str_)
     same_length("labels", labels, "row", len(features))
     if "split" in fields:
         splits = np.asarray(fields["split"])
     else:
         classes, places = np.unique(labels, return_inverse=True)
-        splits = np.array(split_classes(len(classes)))[places]
+        known = fields.get("class_names") if labels.dtype.kind in "iu" else None
+        names = [str(one if known is None or not 0 <= one < len(known) else known[one]) for one in classes]
+        splits = np.array(split_names(names))[places]
     if "class_names" in fields and labels.dtype.kind in "iu":  # labels are positions in class_names
         names = np.asarray(fields["class_names"])
         if names.ndim != 1:

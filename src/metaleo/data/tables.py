@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from metaleo.data.metaset import MetaSet
-from metaleo.data.splitting import SHARES, Shares, split_classes
+from metaleo.data.splitting import SHARES, Shares, split_names
 from metaleo.data.store import assemble, read_npz, read_safetensors
 from metaleo.errors import BadInput
 
@@ -38,6 +38,8 @@ class Table:
     """All other columns, as text."""
     images: list[bytes] | None = None
     """Encoded images, one per row, where a table holds these instead of vectors."""
+    columns: tuple[str, ...] = ()
+    """Names of the columns that the vector is made of, where it is made of several."""
 
     def labelled(self, present: bool = True) -> "Table":
         """The rows that have a label, or those that have none."""
@@ -48,7 +50,20 @@ class Table:
             [labels[row] for row in rows],
             None if self.splits is None else [self.splits[row] for row in rows],
             {name: [column[row] for row in rows] for name, column in self.beside.items()},
+            columns=self.columns,
         )
+
+    def arranged(self, columns: Sequence[str]) -> "Table":
+        """The same rows with the vector made of these columns, in this order; other numbers go beside it."""
+        if not columns or not self.columns or tuple(columns) == self.columns:
+            return self
+        missing = [name for name in columns if name not in self.columns]
+        if missing:
+            raise BadInput(f"there is no column of numbers {missing[0]!r}; the vector is made of {show(columns)}")
+        place = {name: index for index, name in enumerate(self.columns)}
+        spare = {name: self.vectors[:, place[name]].tolist() for name in self.columns if name not in set(columns)}
+        vectors = np.ascontiguousarray(self.vectors[:, [place[name] for name in columns]])
+        return dataclasses.replace(self, vectors=vectors, beside={**self.beside, **spare}, columns=tuple(columns))
 
 
 def is_table(path: Path) -> bool:
@@ -72,7 +87,7 @@ def read_table(
     suffix = path.suffix.lower()
     try:
         if suffix in (".npz", ".safetensors"):
-            return from_features(path, suffix, content)
+            return from_features(path, suffix, content, label, ignore)
         if is_table(path):
             return from_arrow(read_arrow(path, suffix, content, label), label, ignore)
     except BadInput as error:
@@ -145,8 +160,8 @@ def from_arrow(table: Any, label: str | None, ignore: Sequence[str]) -> Table:
     kinds = {name: table.schema.field(name).type for name in kept}
     lists = [name for name, kind in kinds.items() if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
              or pa.types.is_large_list(kind)]  # fmt: skip
-    numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
-    numbers = [name for name, kind in kinds.items() if any(test(kind) for test in numeric)]
+    numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+    numbers = [name for name, kind in kinds.items() if any(test(kind) for test in numeric) and not is_index(name)]
     pictures = [name for name, kind in kinds.items() if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0]
     vector = lists or ([] if pictures else numbers)
     others = [name for name in kept if name not in (*vector, *pictures)]
@@ -163,6 +178,8 @@ def from_arrow(table: Any, label: str | None, ignore: Sequence[str]) -> Table:
     if pictures and not lists:
         images = [value["bytes"] or b"" for value in table[pictures[0]].to_pylist()]
         return Table(np.zeros((len(table), 0), np.float32), labels, splits, text, images)
+    for name in others:
+        check_text(name, text[name])
     if len(lists) > 1:
         raise BadInput(f"columns {show(lists)} all hold vectors; leave out all but one with --ignore")
     if lists:
@@ -176,10 +193,26 @@ def from_arrow(table: Any, label: str | None, ignore: Sequence[str]) -> Table:
     if len(bad):
         row, column = bad[0]
         raise BadInput(f"row {row + 1} has no finite number in column {lists[0] if lists else numbers[column]}")
-    return Table(np.ascontiguousarray(vectors, np.float32), labels, splits, text)
+    return Table(
+        np.ascontiguousarray(vectors, np.float32), labels, splits, text, columns=() if lists else tuple(numbers)
+    )
 
 
-def from_lists(values: list[list[float] | None], name: str) -> Float32[np.ndarray, "row dim"]:
+def is_index(name: str) -> bool:
+    """A column that nobody has named: numbers of rows, as pandas writes them."""
+    return not name or name.startswith(("__index_level_", "Unnamed: "))
+
+
+def check_text(name: str, values: list[str]) -> None:
+    """Refuse a column of numbers that a few other words have made text: it would be missing from the vector."""
+    told = [(row, value) for row, value in enumerate(values) if value]
+    words = [(row, value) for row, value in told if not is_number(value)]
+    if words and 2 * len(words) < len(told):
+        row, value = words[0]
+        raise BadInput(f"column {name} holds numbers, but row {row + 1} has {value[:40]!r}; mend it, or use --ignore")
+
+
+def from_lists(values: list[Any], name: str) -> Float32[np.ndarray, "row dim"]:
     lengths = [0 if value is None else len(value) for value in values]
     other = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
     if other is not None or not lengths[0]:
@@ -191,8 +224,10 @@ def from_lists(values: list[list[float] | None], name: str) -> Float32[np.ndarra
     return vectors
 
 
-def from_features(path: Path, suffix: str, content: bytes | None) -> Table:
+def from_features(path: Path, suffix: str, content: bytes | None, label: str | None, ignore: Sequence[str]) -> Table:
     """A feature file, with or without labels."""
+    if ignore:
+        raise BadInput("a feature file has no columns to ignore")
     if content is not None and suffix != ".npz":
         raise BadInput("only .csv, .tsv, .parquet and .npz files are read from memory")
     if content is None:
@@ -203,6 +238,11 @@ def from_features(path: Path, suffix: str, content: bytes | None) -> Table:
     if "features" not in fields:
         raise BadInput(f"it holds {show(sorted(fields)) or 'nothing'}, but no `features`")
     features = fields["features"]
+    if label is not None and label not in fields:
+        raise BadInput(f"there is no array {label!r}; there are {show(sorted(fields))}")
+    found = label or next((name for name in LABELS if name in fields), None)
+    if found is not None:
+        fields["labels"] = fields[found]
     if features.ndim == 2 and "class_names" not in fields and "scale" not in fields:
         if not (features.dtype.kind in "fiu" or features.dtype == ml_dtypes.bfloat16) or not features.size:
             raise BadInput(f"`features` must be numbers [n, dim], not {features.dtype} {list(features.shape)}")
@@ -217,13 +257,16 @@ def from_features(path: Path, suffix: str, content: bytes | None) -> Table:
         return Table(vectors, labels, [str(value) for value in beside["split"]] if "split" in beside else None)
     unsplit = np.full(len(features), "test")  # nothing is to be learned from these rows
     metaset = assemble({"split": unsplit, **fields})
-    names = np.repeat(np.array(metaset.class_names), metaset.counts).tolist()
-    splits = np.repeat(np.array(metaset.splits), metaset.counts).tolist() if "split" in fields else None
-    return Table(metaset.read(metaset.rows), names, splits)
+    order = np.argsort(metaset.rows)  # rows in the order of the file, not by class
+    names = np.repeat(np.array(metaset.class_names), metaset.counts)[order].tolist()
+    splits = np.repeat(np.array(metaset.splits), metaset.counts)[order].tolist() if "split" in fields else None
+    return Table(metaset.read(metaset.rows[order]), names, splits)
 
 
 def as_label(value: Any) -> str:
     """Text, empty where nothing is; whole numbers without a point, whatever type a missing one made them."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return ""
     if isinstance(value, float) and value.is_integer():
@@ -254,6 +297,7 @@ def to_metaset(table: Table, seed: int = 0, shares: Shares = SHARES) -> MetaSet:
         raise BadInput("no row has a label")
     labels = np.array(known.labels)
     if known.splits is not None:
-        return MetaSet.from_labels(known.vectors, labels, np.array(known.splits))
+        splits = ["val" if split == "validation" else split for split in known.splits]  # as Hugging Face calls it
+        return MetaSet.from_labels(known.vectors, labels, np.array(splits))
     names, classes = np.unique(labels, return_inverse=True)
-    return MetaSet.from_labels(known.vectors, labels, np.array(split_classes(len(names), seed, shares))[classes])
+    return MetaSet.from_labels(known.vectors, labels, np.array(split_names(names.tolist(), seed, shares))[classes])

@@ -16,6 +16,8 @@ ANSWERS = 50_000
 """Probabilities in one response: examples times classes."""
 COLUMNS = 10_000
 """Of a table."""
+ROWS = 10_000
+"""Of a table."""
 POINTS = 200
 """Of a function."""
 FUNCTIONS = 200

@@ -2,13 +2,16 @@
 
 import csv
 import io
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from metaleo.data.tables import Table, read_table
 from metaleo.errors import BadInput
-from metaleo.web.api import COLUMNS
+from metaleo.web.api import COLUMNS, ROWS
 
 
 def read_upload(body: bytes, name: str, most: int) -> Table:
@@ -30,6 +33,7 @@ def read_upload(body: bytes, name: str, most: int) -> Table:
 
 def check_csv(body: bytes, most: int) -> None:
     del most  # it is as large as it looks
+    check_rows(body.count(b"\n"))
     head = next(csv.reader(io.TextIOWrapper(io.BytesIO(body), "utf-8", newline="")), [])
     check_columns(len(head))
 
@@ -37,6 +41,12 @@ def check_csv(body: bytes, most: int) -> None:
 def check_npz(body: bytes, most: int) -> None:
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
         check_size(sum(member.file_size for member in archive.infolist()), most)
+        for member in archive.infolist():
+            with archive.open(member) as file:
+                version = np.lib.format.read_magic(file)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape = read(file)[0]
+            check_rows(math.prod(shape[:-1]) if len(shape) > 1 else (shape or (1,))[0])
 
 
 def check_parquet(body: bytes, most: int) -> None:
@@ -47,6 +57,7 @@ def check_parquet(body: bytes, most: int) -> None:
     with pyarrow.parquet.ParquetFile(pa.BufferReader(body)) as file:
         metadata, schema = file.metadata, file.schema
         check_columns(metadata.num_columns)
+        check_rows(metadata.num_rows)
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
         chunks = [group.column(index) for group in groups for index in range(metadata.num_columns)]
         check_size(sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks), most)
@@ -65,6 +76,11 @@ def longest(column: Any) -> int:
     if all(pa.types.is_string(chunk.type) or pa.types.is_binary(chunk.type) for chunk in chunks):
         return max((len(text or "") for chunk in chunks for text in chunk.to_pylist()), default=0) * 4
     return sum(chunk.nbytes for chunk in chunks)
+
+
+def check_rows(count: int) -> None:
+    if count > ROWS:
+        raise BadInput(f"a table may have {ROWS:,} rows, not {count:,}")
 
 
 def check_columns(count: int) -> None:
