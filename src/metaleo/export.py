@@ -124,7 +124,7 @@ def import_onnx() -> Any:
         import onnx.helper
         import onnx.numpy_helper
     except ImportError as error:
-        raise BadInput('to export, install ONNX: pip install "metaleo[onnx]"') from error
+        raise BadInput("to export, install ONNX: pip install onnx onnxruntime") from error
     return onnx
 
 
