@@ -183,6 +183,23 @@ def test_files(client, format):
     assert [one["class"] for one in same] == [one["class"] for one in made["predictions"]]
 
 
+def test_columns_of_a_later_file_are_known_by_their_names(client):
+    rows = np.random.default_rng(0).normal(size=(6, DIM)).round(3)
+    names = [f"x{index}" for index in range(DIM)]
+
+    def text(columns, labels=()):
+        picked = rows[:, [names.index(name) for name in columns]].tolist()
+        head = [*(["label"] if labels else []), *columns]
+        lines = [[*labels[index : index + 1], *row] for index, row in enumerate(picked)]
+        return "\n".join(",".join(map(str, line)) for line in [head, *lines]).encode()
+
+    made = client.post("/api/adapt-file", params={"model": "tiny"}, content=text(names, ["a", "b"] * 3)).json()
+    found = [client.post("/api/predict-file", params={"task": made["task"]}, content=text(columns)).json()
+             for columns in (names, names[::-1])]  # fmt: skip
+    assert found[0]["predictions"] == found[1]["predictions"]
+    refused(client.post("/api/predict-file", params={"task": made["task"]}, content=text(names[1:])), 422, "'x0'")
+
+
 def test_files_that_cannot_be_used(client):
     def send(body: bytes, name: str = "mine.csv", model: str = "tiny") -> httpx.Response:
         return client.post("/api/adapt-file", params={"model": model, "name": name}, content=body)

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import importlib.resources
 import io
+import math
 import socket
 import webbrowser
 from collections.abc import Callable, Coroutine
@@ -25,7 +26,7 @@ from pydantic_core import from_json
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import metaleo
-from metaleo.adapted import Adapted, adapt, padded_length
+from metaleo.adapted import Adapted, adapt, padded_length, predict
 from metaleo.data.store import load_embedded
 from metaleo.data.tables import Table
 from metaleo.errors import BadInput
@@ -154,18 +155,10 @@ class Desk:
                 f"of {len(classes)} classes, {api.ANSWERS // len(classes):,} examples may be predicted at once"
             )
         self.remember(("predict", task.served.name, len(classes), padded_length(len(rows))))
-        probabilities = task.adapted.probabilities(rows)
-        if not np.isfinite(probabilities).all():
+        found = predict(task.adapted, rows, unsure_below)
+        if not all(math.isfinite(one["probability"]) for one in found):
             raise BadInput("the predictions are not finite: are these rows of the kind the model was trained on?")
-        return [
-            api.Prediction(
-                class_=classes[best],
-                probability=row[best],
-                unsure=row[best] < unsure_below,
-                probabilities=dict(zip(classes, row, strict=True)),
-            )
-            for best, row in zip(probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)
-        ]
+        return [api.Prediction(class_=one.pop("class"), **one) for one in found]
 
     def remember(self, shape: tuple[str, str, int, int]) -> None:
         """Each shape is compiled once; of too many, all are forgotten, since programs take memory."""
@@ -201,6 +194,8 @@ def adapt_file(desk: Desk, served: Served, table: Table, unsure_below: float) ->
     if len(unknown) > api.EXAMPLES:
         raise BadInput(f"{len(unknown):,} rows are without a label; {api.EXAMPLES:,} may be predicted at once")
     task = desk.adapt(served, rows[known], [labels[index] for index in known])
+    about = {**task.adapted.about, "columns": list(table.columns)}  # later tables may have them in another order
+    task = task._replace(adapted=dataclasses.replace(task.adapted, about=about))
     counts = {name: labels.count(name) for name in task.adapted.classes}
     found = desk.predict(task, rows[unknown], unsure_below)
     result = api.AdaptedFile(
@@ -354,7 +349,8 @@ def make_app(shelf: dict[str, Served], limits: Limits | None = None, hosts: tupl
             raise BadInput(f"{found.served.name} takes drawings, not rows of numbers")
 
         def work() -> list[api.Prediction]:
-            rows = np.asarray(read_upload(body, name, limits.file_bytes).vectors, np.float32)
+            table = read_upload(body, name, limits.file_bytes).arranged(found.adapted.about.get("columns", ()))
+            rows = np.asarray(table.vectors, np.float32)
             if len(rows) > api.EXAMPLES:
                 raise BadInput(f"{api.EXAMPLES:,} rows may be predicted at once, not {len(rows):,}")
             return desk.predict(found, rows, unsure_below)
