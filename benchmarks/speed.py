@@ -1,6 +1,7 @@
 """Meta-training and evaluation rates at the paper's shapes, beside the rate of a large matrix product.
 
     python benchmarks/speed.py                      # one run at a time, 1-shot and 5-shot
+    python benchmarks/speed.py --plain              # beside the equations as they are printed
     python benchmarks/speed.py --populations 1 256  # also 256 runs as one vmap (for a GPU)
 
 Prints JSON. Every figure is the median of several repeats within one process; compare ratios, not machines.
@@ -16,14 +17,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import plain
 
-from metaleo.compiling import compiled
 from metaleo.data import load_sample
 from metaleo.data.rows import place
-from metaleo.evaluation import score_tasks
+from metaleo.devices import everywhere, use_cores
+from metaleo.evaluation import evaluate
 from metaleo.learners import LEO, Hyper
+from metaleo.learners.leo import Noise
 from metaleo.model.network import linear
 from metaleo.outer_loop import advance, make_optimiser, start
+from metaleo.population import advancer, lanes_for, spread
 from metaleo.tasks import Episodes
 
 META_BATCH, WAY, QUERY = 12, 5, 15
@@ -47,28 +51,37 @@ def matmul_rate(size: int, repeats: int, precision: str) -> float:
     return 2 * size**3 / seconds(lambda: product(a, b), repeats)
 
 
-def measure(shot: int, population: int, steps: int, tasks: int, repeats: int) -> dict[str, Any]:
+def problem(shot: int) -> tuple[Episodes, Episodes]:
+    """Tasks to train on and tasks to test on, of the sample that comes with the package."""
     metaset = load_sample()
     rows = place(metaset)
-    training = Episodes.over(metaset.subset("train"), WAY, shot, QUERY, rows)
-    testing = Episodes.over(metaset.subset("test"), WAY, shot, QUERY, rows)
+    training, testing = (Episodes.over(metaset.subset(split), WAY, shot, QUERY, rows) for split in ("train", "test"))
+    return everywhere((training, testing))
+
+
+def measure(shot: int, population: int, steps: int, tasks: int, repeats: int) -> dict[str, Any]:
+    """`metaleo train` and `metaleo evaluate` as they are: the same compiled functions, on the same devices."""
+    training, testing = problem(shot)
     optimiser = make_optimiser()
-    hyper = jax.tree.map(jnp.asarray, Hyper())
+    keys = jax.random.split(jax.random.key(0), population)
+    begin = jax.jit(jax.vmap(lambda key: start(LEO.init(key, linear(training.rows.dim)), optimiser)))
+    hyper = jax.tree.map(lambda value: jnp.full(population, value, jnp.float32), Hyper())
+    lanes = lanes_for(population)
+    states, hyper, keys = spread((begin(keys), hyper, keys), lanes)
 
-    def begin(key):
-        return start(LEO.init(key, linear(metaset.dim)), optimiser)
+    def one_step(state, key, training):
+        return advance(state, Hyper(), key, training, optimiser, META_BATCH, 1)
 
-    def go(num_steps, state, key, episodes):
-        return advance(state, hyper, key, episodes, optimiser, META_BATCH, num_steps)
+    first = jax.tree.map(lambda leaf: leaf[0], (states, keys))
+    flops = cost(jax.jit(one_step).lower(*first, training).compile())
+    run = advancer(lanes, steps, META_BATCH, "global")
 
-    states, key = begin(jax.random.key(0)), jax.random.key(1)
-    flops = cost(jax.jit(functools.partial(go, 1)).lower(states, key, training).compile())
-    run = functools.partial(go, steps)
-    if population > 1:
-        keys = jax.random.split(key, population)
-        states, key, run = jax.vmap(begin)(keys), keys, jax.vmap(run, (0, 0, None))
-    run = compiled(run)
-    took = seconds(lambda: run(states, key, training), repeats)
+    def go():
+        nonlocal states  # whose memory each call gives to the next
+        states, _ = run(states, hyper, keys, training)
+        return states.step
+
+    took = seconds(go, repeats)
     result = {
         "shot": shot,
         "population": population,
@@ -77,11 +90,62 @@ def measure(shot: int, population: int, steps: int, tasks: int, repeats: int) ->
         "gflops": round(flops * population * steps / took / 1e9, 1),
     }
     if population == 1:
-        evaluate = jax.jit(score_tasks)
-        numbers = jnp.arange(tasks)
-        took = seconds(lambda: evaluate(states.learner, testing, key, numbers), repeats)
+        learner = jax.tree.map(lambda leaf: leaf[0], states.learner)
+        took = seconds(lambda: evaluate(learner, testing, 0, tasks), repeats)
         result["evaluation_tasks_per_second"] = round(tasks / took, 1)
     return result
+
+
+def measure_plain(shot: int, steps: int, tasks: int, repeats: int) -> dict[str, Any]:
+    """The same from the equations as they are printed: every pair related, weights decoded at each step, autodiff,
+    and `jax.random`."""
+    training, testing = problem(shot)
+    optimiser = make_optimiser()
+    learner = LEO.init(jax.random.key(0), linear(training.rows.dim))
+
+    def draw(key, task):
+        """Noise and dropout of a task, and dropout of its queries."""
+        code, weights, masks, query = jax.random.split(key, 4)
+        inputs, steps_of = task.support.inputs, (learner.latent_steps, learner.finetune_steps)
+        kept = jax.random.bernoulli(masks, Hyper.keep, (1 + sum(steps_of), *inputs.shape))
+        codes, size = (WAY, len(learner.latent_step_size)), learner.network.size
+        noise = Noise(
+            jax.random.normal(code, codes),
+            jax.random.normal(weights, (steps_of[0] + 1, WAY, size)),
+            kept[0],
+            kept[1 : 1 + steps_of[0]],
+            kept[1 + steps_of[0] :],
+            Hyper.keep,
+        )
+        return noise, jax.random.bernoulli(query, Hyper.keep, task.query.inputs.shape)
+
+    def one(learner, training, key):
+        task = training.sample(key)
+        return plain.meta_loss(learner, task, Hyper(), *draw(jax.random.fold_in(key, 0), task))[0]
+
+    def meta_step(training, carry, keys):
+        learner, state = carry
+        gradient = jax.grad(lambda learner: jnp.mean(jax.vmap(one, (None, None, 0))(learner, training, keys)))(learner)
+        direction, state = optimiser.update(gradient, state)
+        return (jax.tree.map(lambda w, d: w - Hyper.learning_rate * d, learner, direction), state), None
+
+    @jax.jit
+    def run(carry, keys, training):
+        return jax.lax.scan(functools.partial(meta_step, training), carry, keys)[0]
+
+    carry, keys = (learner, optimiser.init(learner)), jax.random.split(jax.random.key(1), (steps, META_BATCH))
+    took = seconds(lambda: run(carry, keys, training), repeats)
+
+    def judge(testing, key):
+        return plain.meta_loss(learner, testing.sample(key), Hyper(keep=1.0), Noise(), None)[1]["query_accuracy"]
+
+    score = jax.jit(lambda keys, testing: jax.lax.map(functools.partial(judge, testing), keys, batch_size=256))
+    numbers = jax.random.split(jax.random.key(2), tasks)
+    return {
+        "shot": shot,
+        "meta_steps_per_second": round(steps / took, 1),
+        "evaluation_tasks_per_second": round(tasks / seconds(lambda: score(numbers, testing), repeats), 1),
+    }
 
 
 def cost(compiled: Any) -> float:
@@ -97,7 +161,9 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=2000, help="evaluation tasks per timed call")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--matmul", type=int, default=2048, help="size of the matrix product")
+    parser.add_argument("--plain", action="store_true", help="also the equations as printed, without any short cut")
     options = parser.parse_args()
+    use_cores()
     rates = {
         f"matmul_{precision}_gflops": round(matmul_rate(options.matmul, options.repeats, precision) / 1e9, 1)
         for precision in ("highest", "default")
@@ -108,9 +174,12 @@ def main() -> None:
         for shot in options.shots
     ]
     for run in runs:
+        if options.plain and run["population"] == 1:
+            run["plain"] = measure_plain(run["shot"], max(1, options.steps // 4), options.tasks // 4, options.repeats)
         run["share_of_float32_matmul"] = round(run["gflops"] / rates["matmul_highest_gflops"], 3)
     device = jax.devices()[0]
-    print(json.dumps({"device": device.device_kind, "jax": jax.__version__, **rates, "runs": runs}, indent=2))
+    machine = {"device": device.device_kind, "devices": jax.device_count(), "jax": jax.__version__}
+    print(json.dumps({**machine, **rates, "runs": runs}, indent=2))
 
 
 if __name__ == "__main__":

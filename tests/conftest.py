@@ -10,6 +10,8 @@ from jaxtyping import install_import_hook
 
 # Tests compile far more than they compute: leave the costly optimisations out, in child processes too.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+# Nor do they leave programs behind, or find any, in the cache of whoever runs them.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"
 
 with install_import_hook("metaleo", "beartype.beartype"):
     import metaleo.cli
@@ -20,6 +22,7 @@ with install_import_hook("metaleo", "beartype.beartype"):
 import jax
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `small`, the problems that tests share
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))  # for `plain`, LEO as its equations are printed
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "warn")  # a warning is an error, see pyproject.toml

@@ -20,7 +20,7 @@ def episodes():
 def test_blocks_do_not_matter(episodes, monkeypatch):
     learner = make_learner()
     whole = evaluate(learner, episodes, seed=0, num_tasks=10)
-    monkeypatch.setattr(evaluation, "BLOCK", 4)
+    monkeypatch.setattr(evaluation, "BLOCK", {"cpu": 4})
     heard = []
     parts = evaluate(learner, episodes, seed=0, num_tasks=10, progress=heard.append)
     np.testing.assert_allclose(whole.accuracy, parts.accuracy)

@@ -256,7 +256,7 @@ def test_tasks_do_not_depend_on_the_block(monkeypatch):
     predictor, heard = Wrong(1.0, 0.5), []
     few = evaluate_functions(predictor, 5, 0, 3)
     many = evaluate_functions(predictor, 5, 0, 23)
-    monkeypatch.setattr(evaluation, "BLOCK", 3)
+    monkeypatch.setattr(evaluation, "BLOCK", {"cpu": 3})
     blocks = evaluate_functions(predictor, 5, 0, 7, progress=heard.append)
     assert heard == [3, 6, 7]
     for name in (field.name for field in dataclasses.fields(FunctionScore)):

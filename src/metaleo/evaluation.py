@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import math
 import zipfile
 import zlib
@@ -13,8 +14,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from metaleo.compiling import compiled
+from metaleo.devices import AXIS, can_share, everywhere, on_each
 from metaleo.files import replacing
 from metaleo.learners.learner import Hyper, Learner
 from metaleo.objective import accuracy, query_loss
@@ -23,10 +27,10 @@ from metaleo.tasks.task import Batch, Task, Tasks, key_apart
 
 BINS = 15
 """Bins of confidence for the calibration error."""
-BLOCK = 1000
+BLOCK = {"cpu": 1000, "gpu": 5000}
 """Tasks per compiled call."""
-CHUNK_FLOATS = 2**24
-"""Numbers of query features held at a time: evaluation streams, however many tasks there are."""
+CHUNK_FLOATS = {"cpu": 2**19, "gpu": 2**26}
+"""Numbers of features held at a time, however many tasks there are: on a CPU as many as its caches hold."""
 
 
 class Calibration(eqx.Module):
@@ -77,7 +81,10 @@ def score(learner: Learner, task: Task) -> Score:
 
 def score_tasks(learner: Learner, episodes: Episodes, key: PRNGKeyArray, indices: Int[Array, " task"]) -> Score:
     """Scores of the tasks of these numbers; task i is `fold_in(key, i)`, whatever tasks are beside it."""
-    return map_tasks(lambda task, _: score(learner, task), episodes.sample, key, indices, tasks_at_once(episodes))
+    keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
+    picks = jax.vmap(episodes.pick)(keys)  # of all tasks first: these steps are tiny
+    at_once = min(tasks_at_once(episodes), len(indices))
+    return jax.lax.map(lambda own: score(learner, episodes.fetch(own)), picks, batch_size=at_once)
 
 
 def map_tasks(
@@ -96,11 +103,19 @@ def map_tasks(
     return jax.lax.map(apply, indices, batch_size=min(at_once, len(indices)))
 
 
-SCORE_TASKS = jax.jit(score_tasks)
+@functools.cache
+def scorer(shared: bool) -> Callable[..., Score]:
+    """`score_tasks`, compiled; the tasks may be shared out among the devices."""
+    specs = Spec(), Spec(), Spec(), Spec(AXIS)
+    return compiled(on_each(score_tasks, specs, Spec(AXIS)) if shared else score_tasks)
 
 
 def tasks_at_once(tasks: Tasks) -> int:
-    return max(1, min(256, CHUNK_FLOATS // tasks.numbers))
+    return max(1, min(256, for_this(CHUNK_FLOATS) // tasks.numbers))
+
+
+def for_this(numbers: dict[str, int]) -> int:
+    return numbers["cpu" if jax.default_backend() == "cpu" else "gpu"]
 
 
 def evaluate(
@@ -111,7 +126,11 @@ def evaluate(
     progress: Callable[[int], None] = lambda done: None,
 ) -> Score:
     """Scores of `num_tasks` tasks, a block of them at a time; `progress` hears how many are done."""
-    return in_blocks(lambda indices: SCORE_TASKS(learner, episodes, task_key(seed), indices), num_tasks, progress)
+    shared = can_share(min(for_this(BLOCK), num_tasks))
+    if shared:
+        learner, episodes = everywhere((learner, episodes))
+    score_block = scorer(shared)
+    return in_blocks(lambda indices: score_block(learner, episodes, task_key(seed), indices), num_tasks, progress)
 
 
 def task_key(seed: int) -> PRNGKeyArray:
@@ -126,7 +145,7 @@ def in_blocks(
     block: int | None = None,
 ) -> PyTree:
     """What a function makes of the numbers of tasks, a block of one size at a time, all on the host in the end."""
-    block = min(block or BLOCK, num_tasks)
+    block = min(block or for_this(BLOCK), num_tasks)
     blocks = []
     for first in range(0, num_tasks, block):
         values = function(jnp.arange(first, first + block))
@@ -135,15 +154,15 @@ def in_blocks(
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
 
 
-def mean_merit(learner: Learner, tasks: Tasks, key: PRNGKeyArray, num_tasks: int) -> Float[Array, ""]:
+def mean_merit(learner: Learner, tasks: Tasks, key: PRNGKeyArray, indices: Int[Array, " task"]) -> Float[Array, ""]:
     """What validation is to raise: accuracy, or without classes minus the query loss of sampled solutions."""
     if isinstance(tasks, Episodes):
-        return score_tasks(learner, tasks, key, jnp.arange(num_tasks)).accuracy.mean()
+        return score_tasks(learner, tasks, key, indices).accuracy.mean()
 
     def merit(task: Task, key: PRNGKeyArray) -> Float[Array, ""]:
         return -learner.meta_loss(task, Hyper(keep=1.0), key)[1]["query_loss"]
 
-    return map_tasks(merit, tasks.sample, key, jnp.arange(num_tasks), tasks_at_once(tasks)).mean()
+    return map_tasks(merit, tasks.sample, key, indices, tasks_at_once(tasks)).mean()
 
 
 def mean_and_interval(values: Float[Array | np.ndarray, " task"]) -> tuple[float, float]:

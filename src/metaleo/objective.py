@@ -66,6 +66,8 @@ def orthogonality(*layers: Float[Array, "_ _"]) -> Float[Array, ""]:
     def of_one(weight: Float[Array, "latent out"]) -> Float[Array, ""]:
         norms = jnp.linalg.norm(weight, axis=1, keepdims=True)
         rows = weight / jnp.maximum(norms, 1e-12)
-        return jnp.mean((rows @ rows.T - jnp.eye(len(rows), dtype=rows.dtype)) ** 2)
+        cosines = rows @ jax.lax.stop_gradient(rows).T  # symmetric: half of its gradient is the other half
+        mean = jnp.mean((cosines - jnp.eye(len(rows), dtype=rows.dtype)) ** 2)
+        return 2 * mean - jax.lax.stop_gradient(mean)
 
     return sum(map(of_one, layers), start=jnp.zeros((), layers[0].dtype)) / len(layers)

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
 
+from metaleo.devices import mean_over_devices, own_share
 from metaleo.evaluation import mean_merit
 from metaleo.learners.learner import Hyper, Info, Learner
 from metaleo.tasks.task import Tasks
@@ -106,24 +107,29 @@ def advance(
     meta_batch: int,
     num_steps: int,
     decay_over: int | None = None,
+    shared: bool = False,
 ) -> tuple[RunState, Info]:
     """`num_steps` meta-steps (Algorithm 1, lines 3-17), and the means of their diagnostics.
 
     Step t uses `fold_in(key, t)` alone, so a run that was cut anywhere goes on as if it had not been. The learning
-    rate stays, or falls to zero over `decay_over` steps along half a cosine.
+    rate stays, or falls to zero over `decay_over` steps along half a cosine. `shared`: every device computes the
+    gradient of its share of the tasks.
     """
     numbers = state.step + jnp.arange(num_steps)
     keys = jax.vmap(lambda t: jax.random.fold_in(key, t))(numbers)
     done = jnp.zeros(num_steps) if decay_over is None else numbers.astype(jnp.float32) / decay_over
     rates = hyper.learning_rate * (1 + jnp.cos(jnp.pi * done)) / 2
     keys = jax.vmap(lambda k: jax.random.split(k, (2, meta_batch)))(keys)  # (step, task or noise, meta_batch)
+    if shared:
+        keys = own_share(keys, axis=2)
     picks = jax.vmap(jax.vmap(tasks.pick))(keys[:, 0])  # once for all steps: these kernels are tiny
 
     def meta_step(carry, now):
         learner, optimiser_state = carry
         picks_now, noise_keys, rate = now
-        batch = jax.vmap(tasks.fetch)(picks_now)
+        batch = jax.lax.optimization_barrier(jax.vmap(tasks.fetch)(picks_now))  # rows are copied once, and whole
         gradient, info = meta_gradient(learner, batch, hyper, noise_keys)
+        gradient = mean_over_devices(gradient) if shared else gradient
         direction, optimiser_state = optimiser.update(as_tree(gradient), optimiser_state)
         updates = jax.tree.map(lambda d: -rate * d, direction)
         return (optax.apply_updates(learner, updates), optimiser_state), info
@@ -131,6 +137,7 @@ def advance(
     before = state.learner, state.optimiser
     (learner, optimiser_state), infos = jax.lax.scan(meta_step, before, (picks, keys[:, 1], rates))
     info = jax.tree.map(lambda values: jnp.mean(values, where=jnp.isfinite(values)), infos)
+    info = mean_over_devices(info) if shared else info
     ahead = eqx.tree_at(
         lambda s: (s.learner, s.optimiser, s.step), state, (learner, optimiser_state, state.step + num_steps)
     )
@@ -138,11 +145,18 @@ def advance(
 
 
 def validate(
-    state: RunState, key: PRNGKeyArray, tasks: Tasks, patience: int | Int[Array, ""], num_tasks: int
+    state: RunState,
+    key: PRNGKeyArray,
+    tasks: Tasks,
+    patience: int | Int[Array, ""],
+    num_tasks: int,
+    shared: bool = False,
 ) -> tuple[RunState, Float[Array, ""]]:
     """Merit on the validation tasks of `key`; the best learner is kept, and `patience` steps without a better one
     stop the run."""
-    merit = mean_merit(state.learner, tasks, key, num_tasks)
+    numbers = jnp.arange(num_tasks)
+    merit = mean_merit(state.learner, tasks, key, own_share(numbers) if shared else numbers)
+    merit = mean_over_devices(merit) if shared else merit
     better = merit > state.best_merit
     judged = eqx.tree_at(
         lambda s: (s.best, s.best_merit, s.best_step),

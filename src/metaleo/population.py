@@ -15,16 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, PyTree
 
 from metaleo import outer_loop
 from metaleo.compiling import compiled
 from metaleo.config import Clip
+from metaleo.devices import AXIS, can_share, on_each, put
 from metaleo.errors import BadInput
-
-LANES = "lanes"
 
 
 def join_hosts() -> None:
@@ -67,8 +65,8 @@ def any_host(here: bool) -> bool:
 
 
 def lanes_for(runs: int) -> int:
-    """As many lanes as runs, rounded up so that every device has the same number."""
-    return -(-runs // jax.device_count()) * jax.device_count()
+    """As many lanes as runs, rounded up so that every device has the same number; a single run has all devices."""
+    return 1 if runs == 1 and jax.process_count() == 1 else -(-runs // jax.device_count()) * jax.device_count()
 
 
 def spread(tree: PyTree, lanes: int) -> PyTree:
@@ -78,26 +76,7 @@ def spread(tree: PyTree, lanes: int) -> PyTree:
         missing = lanes - len(leaf)
         return jnp.concatenate([leaf, *[leaf[-1:]] * missing]) if missing else leaf
 
-    return put(jax.tree.map(fill, tree), Spec(LANES))
-
-
-def everywhere(tree: PyTree) -> PyTree:
-    """The same arrays on every device."""
-    return put(tree, Spec())
-
-
-def put(tree: PyTree, spec: Spec) -> PyTree:
-    if jax.device_count() == 1:
-        return jax.tree.map(jnp.asarray, tree)
-    sharding = NamedSharding(mesh(), spec)
-
-    def put_leaf(leaf: Array | np.ndarray) -> Array:
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(put_leaf(jax.random.key_data(leaf)))
-        values = np.asarray(leaf)
-        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
-
-    return jax.tree.map(put_leaf, tree)
+    return put(jax.tree.map(fill, tree), Spec() if lanes == 1 else Spec(AXIS))
 
 
 def fetch(tree: PyTree, runs: int) -> PyTree:
@@ -107,11 +86,6 @@ def fetch(tree: PyTree, runs: int) -> PyTree:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[:runs], tree)
 
 
-@functools.cache
-def mesh() -> Mesh:
-    return Mesh(np.array(jax.devices()), (LANES,))
-
-
 def side_by_side(function: Callable[..., Any], lanes: int, axes: tuple[int | None, ...]) -> Callable[..., Any]:
     """`jax.vmap` over lanes, a part of them on each device; without the cost of an axis where there is one lane."""
     if lanes == 1:
@@ -119,8 +93,8 @@ def side_by_side(function: Callable[..., Any], lanes: int, axes: tuple[int | Non
     mapped = jax.vmap(function, axes)
     if jax.device_count() == 1:
         return mapped
-    specs = tuple(Spec() if axis is None else Spec(LANES) for axis in axes)
-    return jax.shard_map(mapped, mesh=mesh(), in_specs=specs, out_specs=Spec(LANES), check_vma=False)
+    specs = tuple(Spec() if axis is None else Spec(AXIS) for axis in axes)
+    return on_each(mapped, specs, Spec(AXIS))
 
 
 def alone(function: Callable[..., Any], axes: tuple[int | None, ...]) -> Callable[..., Any]:
@@ -135,6 +109,15 @@ def alone(function: Callable[..., Any], axes: tuple[int | None, ...]) -> Callabl
     return single
 
 
+def over_tasks(
+    function: Callable[..., Any], lanes: int, tasks: int, axes: tuple[int | None, ...]
+) -> Callable[..., Any]:
+    """`side_by_side`; a single run shares its tasks out among the devices instead, where they can be."""
+    if lanes > 1 or jax.device_count() == 1:
+        return side_by_side(function, lanes, axes)
+    return on_each(alone(functools.partial(function, shared=can_share(tasks)), axes), Spec(), Spec())
+
+
 @functools.cache
 def advancer(
     lanes: int, num_steps: int, meta_batch: int, clip: Clip, decay_over: int | None = None
@@ -147,14 +130,14 @@ def advancer(
         num_steps=num_steps,
         decay_over=decay_over,
     )
-    return compiled(side_by_side(advance, lanes, (0, 0, 0, None)), donate_argnums=0)
+    return compiled(over_tasks(advance, lanes, meta_batch, (0, 0, 0, None)), donate_argnums=0)
 
 
 @functools.cache
 def validator(lanes: int, num_tasks: int) -> Callable[..., Any]:
     """`outer_loop.validate` for all lanes at once, compiled."""
     validate = functools.partial(outer_loop.validate, num_tasks=num_tasks)
-    return compiled(side_by_side(validate, lanes, (0, None, None, None)), donate_argnums=0)
+    return compiled(over_tasks(validate, lanes, num_tasks, (0, None, None, None)), donate_argnums=0)
 
 
 def report_every() -> int:

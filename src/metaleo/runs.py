@@ -24,6 +24,7 @@ from metaleo.checkpoint import MODELS, embedded_model, save_model
 from metaleo.config import PROBLEMS, TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.data.rows import place
+from metaleo.devices import everywhere
 from metaleo.errors import BadInput
 from metaleo.features.networks import load_network
 from metaleo.files import write_text
@@ -33,7 +34,6 @@ from metaleo.outer_loop import RunState
 from metaleo.population import (
     advancer,
     any_host,
-    everywhere,
     fetch,
     is_first_host,
     lanes_for,

@@ -29,6 +29,7 @@ from metaleo import outer_loop
 from metaleo.config import ABLATIONS, Clip, Structure, TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.data.rows import place
+from metaleo.devices import everywhere
 from metaleo.errors import BadInput
 from metaleo.files import write_text
 from metaleo.journal import Interrupted, stop_signals
@@ -37,7 +38,6 @@ from metaleo.outer_loop import RunState
 from metaleo.population import (
     advancer,
     any_host,
-    everywhere,
     fetch,
     is_first_host,
     lanes_for,

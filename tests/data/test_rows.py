@@ -1,5 +1,7 @@
 """Feature rows: of length one, and the same wherever they are kept."""
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,3 +112,42 @@ def test_the_same_tasks_from_device_and_host(tmp_path):
     np.testing.assert_allclose(jnp.linalg.norm(one.query.inputs[:, 1:], axis=-1).max(), 1, rtol=1e-6)
     for ours, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+@pytest.fixture
+def large_file(tmp_path):
+    """20 MB: 200 classes of 100 images."""
+    features = np.ones((200, 100, 250), np.float32)
+    names, splits = tuple(map(str, range(200))), ("train",) * 200
+    save(MetaSet.from_classes(features, names, splits), tmp_path / "features.safetensors")
+    return tmp_path / "features.safetensors"
+
+
+def traced_bytes(function) -> int:
+    """The most that a call holds at a time on the host, mapped files and JAX's arrays left out."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_memory_is_bounded_however_large_the_file(large_file, on_device):
+    place(load(large_file), on_device)  # what is compiled and imported is not counted
+    size = large_file.stat().st_size
+    assert size > 20e6
+    assert traced_bytes(lambda: place(load(large_file), on_device)) < size / 5
+
+
+def test_a_task_reads_its_own_rows_only(monkeypatch):
+    """Rows left on the host: as many are read as the tasks have examples."""
+    metaset, read = some_metaset(), []
+    episodes = Episodes.over(metaset.subset("train"), 3, 1, 2, place(metaset, False))
+    actual = MetaSet.read
+    monkeypatch.setattr(MetaSet, "read", lambda self, rows: read.append(rows) or actual(self, rows))
+    keys = jax.random.split(jax.random.key(0), 4)
+    tasks = jax.block_until_ready(jax.jit(jax.vmap(episodes.sample))(keys))
+    assert sum(rows.size for rows in read) == 4 * 3 * (1 + 2)
+    assert tasks.support.inputs.shape == (4, 3, 5)

@@ -1,31 +1,31 @@
-"""Dropout: the right share is kept, and the expectation stays."""
+"""Dropout: the expectation stays, and where nothing is dropped nothing changes. (The shares: test_randomness.py.)"""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from metaleo.learners.learner import draw_masks, drop
-
-
-@pytest.mark.parametrize("keep", [1 / 256, 0.3, 0.711524088, 1.0])
-def test_share_kept(keep):
-    mask = draw_masks(jax.random.key(0), keep, (300, 701))
-    deviation = np.sqrt(keep * (1 - keep) / mask.size)
-    assert abs(float(mask.mean()) - keep) <= 4 * deviation + 1 / 512
-    if keep == 1:
-        assert mask.all()
+from metaleo.learners.learner import QUERY, SUPPORT, drop, dropped
+from metaleo.randomness import masks
+from small import HYPER, make_batch
 
 
 def test_expectation_stays():
     inputs = jnp.ones((500, 400))
-    dropped = drop(inputs, draw_masks(jax.random.key(1), 0.36, inputs.shape), 0.36)
-    assert abs(float(dropped.mean()) - 1) < 4 * float(dropped.std()) / np.sqrt(inputs.size)
+    values = drop(inputs, masks(jax.random.key(1), 0.36, inputs.shape), 0.36)
+    assert abs(float(values.mean()) - 1) < 4 * float(values.std()) / np.sqrt(inputs.size)
     assert (drop(inputs, None, 0.36) == inputs).all()
 
 
-def test_entries_are_independent_across_a_word():
-    """Four entries come from each random word; neighbours must not agree more than chance."""
-    mask = np.asarray(draw_masks(jax.random.key(2), 0.5, (400_000,)), float)
-    for lag in (1, 2, 3, 4):
-        assert abs(np.corrcoef(mask[:-lag], mask[lag:])[0, 1]) < 0.01
+def test_keeping_all_changes_nothing():
+    batch, key = make_batch(), jax.random.key(0)
+    assert (dropped(batch, dataclasses.replace(HYPER, keep=1.0), key) == batch.inputs).all()
+    assert (dropped(batch, None, key) == batch.inputs).all()
+    assert (dropped(batch, HYPER, None) == batch.inputs).all()
+
+
+def test_support_and_query_are_masked_apart():
+    batch, key = make_batch(counts=(40, 40, 40)), jax.random.key(0)
+    one, other = (dropped(batch, HYPER, key, stream) == 0 for stream in (SUPPORT, QUERY))
+    assert abs(float(np.corrcoef(one.ravel(), other.ravel())[0, 1])) < 5 / np.sqrt(one.size)

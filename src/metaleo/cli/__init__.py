@@ -25,6 +25,8 @@ from metaleo.cli.search import Search
 from metaleo.cli.serve import Serve
 from metaleo.cli.split import Split
 from metaleo.cli.train import Train
+from metaleo.compiling import keep_compilations
+from metaleo.devices import use_cores
 from metaleo.errors import BadInput
 from metaleo.population import is_first_host, join_hosts
 
@@ -64,6 +66,8 @@ def main(arguments: list[str] | None = None) -> None:
         description="Meta-learning with Latent Embedding Optimization (LEO).",
         args=arguments,
     )
+    keep_compilations()
+    use_cores()
     try:
         join_hosts()
         if not is_first_host():

@@ -1,6 +1,7 @@
 """Feature rows as the learner sees them: float32, of length one, fetched by row number inside compiled code."""
 
 import abc
+import functools
 
 import equinox as eqx
 import jax
@@ -70,7 +71,14 @@ def place(metaset: MetaSet, on_device: bool | None = None, *, normalised: bool =
         on_device = 4 * metaset.features.size < memory_bytes() / 2
     if not on_device:
         return HostRows(metaset, normalised)
-    features = np.empty(metaset.features.shape, np.float32)
-    for start, slab in metaset.slabs():
-        features[start : start + len(slab)] = slab
-    return DeviceRows(jax.jit(normalise)(features) if normalised else jnp.asarray(features))
+    prepare = jax.jit(normalise) if normalised else jnp.asarray
+    features = jnp.zeros(metaset.features.shape, jnp.float32)
+    for start, slab in metaset.slabs():  # nothing is held twice, nor are slabs read ahead of their turn
+        features = jax.block_until_ready(put(features, prepare(slab), start))
+    return DeviceRows(features)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def put(features: Float[Array, "row dim"], slab: Float[Array, "slab dim"], start: Int[Array, ""]):
+    """The same features, with a slab in its place."""
+    return jax.lax.dynamic_update_slice(features, slab, (start, 0))

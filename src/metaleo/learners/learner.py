@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import math
 
 import equinox as eqx
 import jax
@@ -13,6 +12,7 @@ from metaleo.inner_loop import descend
 from metaleo.model.heads import Head
 from metaleo.model.network import Network
 from metaleo.objective import accuracy, cross_entropy, l2, query_loss
+from metaleo.randomness import masks
 from metaleo.tasks.task import Batch, Task
 
 Info = dict[str, Float[Array, ""]]
@@ -45,6 +45,10 @@ class Adaptation(eqx.Module):
     trace: PyTree = None
 
 
+SUPPORT, QUERY, CODE, WEIGHTS = range(4)
+"""What is drawn from the key of a task, each in a stream of its own: dropout on the two sets, noise."""
+
+
 class Learner(eqx.Module):
     """A way of learning to learn, written for ONE task. Its array leaves are φ: what the outer loop learns."""
 
@@ -66,22 +70,6 @@ class Learner(eqx.Module):
         return self
 
 
-def in_256ths(keep: float | Float[Array, ""]) -> Float[Array, ""]:
-    return jnp.round(jnp.asarray(keep) * 256)
-
-
-def draw_masks(key: PRNGKeyArray, keep: float | Float[Array, ""], shape: tuple[int, ...]) -> Bool[Array, "..."]:
-    """Dropout masks, true with probability `keep` to the nearest 1/256.
-
-    8 bits an entry, four of them from each random word: drawing a word for each entry would be the costliest part
-    of a meta-step.
-    """
-    size = math.prod(shape)
-    words = jax.random.bits(key, (-(-size // 4),), jnp.uint32)
-    bits = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(-1)[:size].reshape(shape)
-    return bits.astype(jnp.uint16) < in_256ths(keep).astype(jnp.uint16)
-
-
 def drop(
     inputs: Float[Array, "example *input"],
     mask: Bool[Array, "example *input"] | None,
@@ -90,15 +78,17 @@ def drop(
     """Inputs where the mask is true, scaled by 1/keep so that their expectation stays."""
     if mask is None:
         return inputs
-    scale = (256 / in_256ths(keep)).astype(inputs.dtype)
+    scale = (1 / jnp.asarray(keep)).astype(inputs.dtype)
     return jnp.where(mask, inputs * scale, jnp.zeros((), inputs.dtype))
 
 
-def dropped(batch: Batch, hyper: Hyper | None, key: PRNGKeyArray | None) -> Float[Array, "example *input"]:
+def dropped(
+    batch: Batch, hyper: Hyper | None, key: PRNGKeyArray | None, stream: int = SUPPORT
+) -> Float[Array, "example *input"]:
     """The inputs of a batch under one draw of dropout, or without a key as they are."""
     if key is None or hyper is None:
         return batch.inputs
-    return drop(batch.inputs, draw_masks(key, hyper.keep, batch.inputs.shape), hyper.keep)
+    return drop(batch.inputs, masks(key, hyper.keep, batch.inputs.shape, stream), hyper.keep)
 
 
 def descend_weights(
@@ -127,7 +117,7 @@ def judge(
     if network is not None:
         network.check(query)
         key = key if network.dropout else None
-    predictions = jax.vmap(head)(dropped(query, hyper, key))
+    predictions = jax.vmap(head)(dropped(query, hyper, key, QUERY))
     loss = query_loss(predictions, query, cross_entropy if network is None else network.loss)
     info = {"query_loss": loss}
     if network is None or network.classifies:
@@ -144,6 +134,5 @@ def pay(
     network: Network | None = None,
 ) -> tuple[Float[Array, ""], Info]:
     """The query loss of the adapted head (Eq. 2), with L2 on the weights given."""
-    adapt_key, query_key = (None, None) if key is None else jax.random.split(key)
-    loss, info = judge(learner.adapt(task.support, hyper, adapt_key).head, task.query, hyper, query_key, network)
+    loss, info = judge(learner.adapt(task.support, hyper, key).head, task.query, hyper, key, network)
     return loss + hyper.l2 * l2(*weights), info

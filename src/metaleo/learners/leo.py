@@ -7,8 +7,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from metaleo.closed_form import code_descent, weight_descent
 from metaleo.inner_loop import descend, descend_linear
-from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, descend_weights, draw_masks, drop, judge
+from metaleo.learners.learner import (
+    CODE,
+    SUPPORT,
+    WEIGHTS,
+    Adaptation,
+    Hyper,
+    Info,
+    Learner,
+    descend_weights,
+    drop,
+    judge,
+)
 from metaleo.model.decoder import Decoder
 from metaleo.model.encoder import Encoder
 from metaleo.model.gaussian import (
@@ -16,11 +28,13 @@ from metaleo.model.gaussian import (
     kl_to_standard,
     official_scale,
     sampled_kl_to_standard,
+    slopes,
     smooth_scale,
 )
 from metaleo.model.network import Network
 from metaleo.model.relation import RelationNet
-from metaleo.objective import encoder_penalty, l2, mixture_loss, orthogonality, support_loss
+from metaleo.objective import encoder_penalty, l2, mixture_loss, orthogonality
+from metaleo.randomness import masks, normals
 from metaleo.tasks.task import Batch, Task
 
 
@@ -150,7 +164,11 @@ class LEO(Learner):
 
     def weights_scale(self, raw_scale: Float[Array, "code size"]) -> Float[Array, "code size"]:
         to_scale = official_scale if self.official else smooth_scale
-        return to_scale(raw_scale, math.sqrt(2 / sum(raw_scale.shape)))
+        return to_scale(raw_scale, self.initial_scale(len(raw_scale)))
+
+    def initial_scale(self, codes: int) -> float:
+        """σ of weights where the decoder says 0."""
+        return math.sqrt(2 / (codes + self.network.size))
 
     def descend_codes(
         self, code: Float[Array, "code latent"], support: Batch, noise: Noise
@@ -175,23 +193,17 @@ class LEO(Learner):
         Latent steps see their inputs through Dᵀ, in as many numbers as a code has, and weights are decoded once, at
         the end. Only the noise on the weights needs their full size.
         """
-
-        def loss(code, now):
-            projected, noisy = now
-            logits = projected @ code.T
-            if noisy is not None:
-                dropped, weights_noise = noisy
-                logits += dropped @ (self.weights_scale(code @ self.decoder.to_raw_scale) * weights_noise).T
-            return support_loss(logits, support)
-
         inputs = self.inputs_of_steps(support, noise.latent_masks, noise.keep)
-        projected = inputs @ self.decoder.to_mean.T
-        steps = self.latent_steps
-        noisy = None
-        if noise.weights is not None:
-            noisy = jnp.broadcast_to(inputs, (steps, *inputs.shape[1:])), noise.weights[:-1]
-        seen = jnp.broadcast_to(projected, (steps, *projected.shape[1:])), noisy
-        return descend(loss, code, self.latent_step_size[None, :], steps, seen)
+        if noise.weights is None or self.latent_steps == 0:
+            projected = inputs @ self.decoder.to_mean.T
+            return descend_linear(code, self.latent_step_size, self.latent_steps, projected, support)
+        descent = code_descent(slopes(self.official, self.initial_scale(len(code))), self.latent_steps)
+        decoder = self.decoder.to_mean, self.decoder.to_raw_scale
+        weights_noise = jax.lax.stop_gradient(noise.weights[:-1])
+        adapted, losses = descent(
+            code, *decoder, self.latent_step_size, inputs, weights_noise, support.targets, support.mask
+        )
+        return adapted, losses
 
     def descend_weights(
         self, weights: Float[Array, "code size"], support: Batch, noise: Noise
@@ -199,7 +211,11 @@ class LEO(Learner):
         """θ ← θ - α ∘ ∇L(θ), with fresh dropout at every step."""
         if self.network.linear:
             inputs = self.inputs_of_steps(support, noise.finetune_masks, noise.keep)
-            return descend_linear(weights, self.finetune_step_size, self.finetune_steps, inputs, support)
+            if noise.finetune_masks is None or self.finetune_steps == 0:
+                return descend_linear(weights, self.finetune_step_size, self.finetune_steps, inputs, support)
+            descent = weight_descent()
+            tuned, losses = descent(weights, self.finetune_step_size, inputs, support.targets, support.mask)
+            return tuned, losses
         steps = self.finetune_step_size[None, :], self.finetune_steps
         masks, keep = noise.finetune_masks, noise.keep
         return descend_weights(self.network, weights, *steps, support, masks, keep, limit=self.limit)
@@ -214,18 +230,18 @@ class LEO(Learner):
 
     def draw_noise(self, support: Batch, hyper: Hyper | None, key: PRNGKeyArray) -> Noise:
         """One draw of codes, weights and dropout; without hyper-parameters nothing is dropped."""
-        code_key, weights_key, mask_key = jax.random.split(key, 3)
         latent, codes, dtype = len(self.latent_step_size), self.network.codes(support), support.inputs.dtype
         noise = Noise()
         if self.stochastic:
-            shape = (self.latent_steps + 1, codes, self.network.size)
+            decodings = self.latent_steps + 1, codes, self.network.size
             noise = Noise(
-                jax.random.normal(code_key, (codes, latent), dtype), jax.random.normal(weights_key, shape, dtype)
+                normals(key, (codes, latent), CODE).astype(dtype), normals(key, decodings, WEIGHTS).astype(dtype)
             )
         if hyper is None or not self.network.dropout:
             return noise
-        masks = draw_masks(mask_key, hyper.keep, (1 + self.latent_steps + self.finetune_steps, *support.inputs.shape))
-        encoder_mask, latent_masks, finetune_masks = jnp.split(masks, [1, 1 + self.latent_steps])
+        shape = (1 + self.latent_steps + self.finetune_steps, *support.inputs.shape)
+        kept = masks(key, hyper.keep, shape, SUPPORT)
+        encoder_mask, latent_masks, finetune_masks = jnp.split(kept, [1, 1 + self.latent_steps])
         return Noise(noise.code, noise.weights, encoder_mask[0], latent_masks, finetune_masks, hyper.keep)
 
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
@@ -237,8 +253,7 @@ class LEO(Learner):
             return self.meta_loss_with(task, hyper, None, None)
 
         def with_key(key: PRNGKeyArray) -> tuple[Float[Array, ""], Info]:
-            adapt_key, query_key = jax.random.split(key)
-            return self.meta_loss_with(task, hyper, self.draw_noise(task.support, hyper, adapt_key), query_key)
+            return self.meta_loss_with(task, hyper, self.draw_noise(task.support, hyper, key), key)
 
         if self.samples == 1:
             return with_key(key)

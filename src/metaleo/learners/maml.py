@@ -5,9 +5,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, descend_weights, draw_masks, pay
+from metaleo.learners.learner import SUPPORT, Adaptation, Hyper, Info, Learner, descend_weights, pay
 from metaleo.model.network import Network
 from metaleo.objective import l2
+from metaleo.randomness import masks
 from metaleo.tasks.task import Batch, Task
 
 
@@ -37,11 +38,11 @@ def descend_from(
 ) -> Adaptation:
     """Descent from learned rows, with fresh dropout at every step of training."""
     network.check(support)
-    keep, masks = 1.0, None
+    keep, dropout = 1.0, None
     if key is not None and hyper is not None and network.dropout:
-        keep, masks = hyper.keep, draw_masks(key, hyper.keep, (num_steps, *support.inputs.shape))
+        keep, dropout = hyper.keep, masks(key, hyper.keep, (num_steps, *support.inputs.shape), SUPPORT)
     start = rows_for(rows, network.codes(support))
-    weights, losses = descend_weights(network, start, step_size, num_steps, support, masks, keep, first_order, limit)
+    weights, losses = descend_weights(network, start, step_size, num_steps, support, dropout, keep, first_order, limit)
     return Adaptation(network.head(weights), Descent(start, weights, losses))
 
 

@@ -1,6 +1,8 @@
 """Diagonal Gaussians over codes and over weights, and how their scale is read off a network's output."""
 
+import functools
 import math
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -31,6 +33,25 @@ def smooth_scale(raw: Float[Array, "*shape"], initial: float) -> Float[Array, "*
 def official_scale(raw: Float[Array, "*shape"], initial: float) -> Float[Array, "*shape"]:
     """σ = max(exp(raw) - (1 - initial), 1e-10), as the authors' code has it: flat, so without gradient, below."""
     return jnp.maximum(jnp.exp(raw) - (1 - initial), 1e-10)
+
+
+@functools.cache
+def slopes(official: bool, initial: float) -> Callable[[Float[Array, "*shape"]], tuple[Float[Array, "*shape"], ...]]:
+    """σ(raw) of one of the two, with its first and second derivative."""
+
+    def of_official(raw):
+        growth = jnp.exp(raw)
+        scale = growth - (1 - initial)
+        slope = jnp.where(scale > 1e-10, growth, jnp.zeros_like(growth))
+        return jnp.maximum(scale, 1e-10), slope, slope
+
+    def of_smooth(raw):
+        small = jnp.exp(-jnp.abs(raw))
+        share = jnp.where(raw >= 0, jnp.ones_like(raw), small) / (1 + small)  # the logistic function
+        factor = initial / math.log(2)
+        return factor * (jnp.maximum(raw, 0) + jnp.log(1 + small)), factor * share, factor * share * (1 - share)
+
+    return of_official if official else of_smooth
 
 
 def kl_to_standard(gaussian: Gaussian) -> Float[Array, ""]:

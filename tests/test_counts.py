@@ -1,0 +1,188 @@
+"""Speed as counts, which unlike times are the same every day: operations, products, instructions and bytes.
+
+Of a meta-step with the paper's shapes. A bound is what was counted when it was set and 5 % (JAX 0.10.2, on a CPU).
+"""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from metaleo import evaluation, outer_loop, population
+from metaleo.config import Structure
+from metaleo.data.metaset import MetaSet
+from metaleo.learners import Hyper
+from metaleo.tasks import Episodes
+from small import HYPER, make_learner, make_metaset
+
+pytestmark = pytest.mark.usefixtures("loose_dtypes")
+META_BATCH = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    flops: float
+    """Of the program as written."""
+    compiled_flops: float
+    """Of the program as compiled: where fusing computes a number twice, it counts twice."""
+    compiled_instructions: int
+    temporary_bytes: float
+    population_bytes: float
+    """The same of 256 runs side by side, for each of them."""
+    evaluation_flops: float
+    """Of an evaluation task with 15 queries per class."""
+
+
+COUNTED = {
+    1: Counts(372.2e6, 498.2e6, 8907, 9.74e6, 11.81e6, 3.05e6),
+    5: Counts(1462.4e6, 2040.7e6, 8953, 28.21e6, 29.92e6, 28.91e6),
+}
+OPERATIONS, PRODUCTS = 3863, 119
+"""Of the program as written, for either."""
+SHOTS = pytest.mark.parametrize("shot", COUNTED)
+
+
+def run_of(shot, **changes):
+    """What `advance` takes: state, hyper-parameters, key and tasks."""
+    features = np.random.default_rng(0).normal(size=(5, 20, 640)).astype(np.float32)
+    metaset = MetaSet.from_classes(features, tuple("abcde"), ("train",) * 5)
+    state = outer_loop.start(Structure(**changes).init(jax.random.key(0)), outer_loop.make_optimiser())
+    hyper = jax.tree.map(jnp.float32, Hyper())
+    return state, hyper, jax.random.key(0), Episodes.over(metaset, 5, shot, 15)
+
+
+def meta_step(state, hyper, key, episodes):
+    return outer_loop.advance(state, hyper, key, episodes, outer_loop.make_optimiser(), META_BATCH, num_steps=1)
+
+
+def lower(function, *arguments):
+    """As `jax.jit(function).lower`, which would show the checks of shapes what is no array."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return jax.jit(lambda leaves: function(*structure.unflatten(leaves))).lower(leaves)
+
+
+def products(lowered, *sizes):
+    """Shapes of all matrix products, or of those with a matrix of these sizes on one side or as the result."""
+    found = re.findall(r"stablehlo\.dot_general.*: \((.*)\) -> (.*?)(?: loc|$)", lowered.as_text(), re.MULTILINE)
+    shapes = [" ".join(types) for types in found]
+    return [types for types in shapes if not sizes or any(f"<{size}x" in types for size in sizes)]
+
+
+def decoder_products(lowered):
+    """Encoder and decoder have one size: 640 features, 64 numbers in a code."""
+    return products(lowered, "64x640", "640x64")
+
+
+@pytest.fixture(scope="module", params=COUNTED)
+def step(request):
+    with jax.numpy_dtype_promotion("standard"):
+        lowered = lower(meta_step, *run_of(request.param))
+        return COUNTED[request.param], lowered, lowered.compile()
+
+
+def test_operations_of_a_meta_step(step):
+    counted, lowered, compiled = step
+    assert lowered.cost_analysis()["flops"] < 1.05 * counted.flops
+    assert compiled.cost_analysis()["flops"] < 1.05 * counted.compiled_flops
+
+
+def test_instructions_of_a_meta_step(step):
+    """A GPU spends its time on starting kernels, and a CPU a good part."""
+    counted, lowered, compiled = step
+    assert len(products(lowered)) <= PRODUCTS
+    assert len(re.findall(r" = (?:stablehlo\.|func\.|call )", lowered.as_text())) < 1.05 * OPERATIONS
+    instructions = re.findall(r"^\s+(?:ROOT )?%?[\w.-]+ = ", compiled.as_text(), re.MULTILINE)
+    assert len(instructions) < 1.05 * counted.compiled_instructions
+
+
+def test_memory_of_a_meta_step(step):
+    counted, _, compiled = step
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.05 * counted.temporary_bytes
+
+
+@SHOTS
+@pytest.mark.parametrize("steps", [1, 5])
+def test_products_with_the_decoder(shot, steps):
+    """Of a latent step four, all with the half of the scale: there and back, and the same for its derivative.
+
+    Once in a meta-step: encoding, inputs through Mᵀ, mean and scale of the weights in the end; the last two on the
+    way back to the code; and the gradients of encoder, M (of inputs, of the weights) and S (of all steps, of the
+    weights).
+    """
+    lowered = lower(meta_step, *run_of(shot, latent_steps=steps))
+    assert len(decoder_products(lowered)) == 4 * steps + 4 + 2 + 5
+
+
+@SHOTS
+def test_memory_of_a_population(shot):
+    """Nothing grows faster than the number of runs."""
+    runs = 256
+    *own, episodes = run_of(shot)
+    leaves, structure = jax.tree.flatten(own)
+
+    def meta_steps(leaves):
+        return population.side_by_side(meta_step, runs, (0, 0, 0, None))(*structure.unflatten(leaves), episodes)
+
+    lanes = [jax.ShapeDtypeStruct((runs, *leaf.shape), leaf.dtype) for leaf in leaves]
+    memory = jax.jit(meta_steps).lower(lanes).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 1.05 * runs * COUNTED[shot].population_bytes
+
+
+def score_tasks(learner, episodes, keys):
+    return jax.vmap(lambda key: evaluation.score(learner, episodes.sample(key)))(keys)
+
+
+@SHOTS
+def test_operations_of_evaluation(shot):
+    """Encoding, inputs through Mᵀ, and the weights in the end; not one product more for ten steps."""
+    state, _, key, episodes = run_of(shot)
+    lowered = lower(score_tasks, state.learner, episodes, jax.random.split(key, 8))
+    assert lowered.cost_analysis()["flops"] < 1.05 * 8 * COUNTED[shot].evaluation_flops
+    assert len(decoder_products(lowered)) == 3
+
+
+def test_evaluation_never_looks_at_the_scale_of_weights():
+    learner = make_learner()
+    blind = dataclasses.replace(
+        learner,
+        decoder=dataclasses.replace(learner.decoder, to_raw_scale=jnp.full_like(learner.decoder.to_mean, jnp.nan)),
+    )
+    episodes = Episodes.over(make_metaset().subset("val"), 3, 1, 4)
+    scores, others = (
+        evaluation.score_tasks(one, episodes, jax.random.key(0), jnp.arange(5)) for one in (learner, blind)
+    )
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(others))
+    np.testing.assert_array_equal(scores.nll, others.nll)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_more_steps_and_other_runs_compile_nothing(lanes, count_compilations):
+    training = Episodes.over(make_metaset().subset("train"), 3, 1, 4)
+    validation = Episodes.over(make_metaset().subset("val"), 3, 1, None)
+
+    def run(seed):
+        keys = jax.random.split(jax.random.key(seed), lanes)
+        learners = [make_learner("leo", seed=seed + lane) for lane in range(lanes)]
+        states = [outer_loop.start(learner, outer_loop.make_optimiser()) for learner in learners]
+        state = population.spread(jax.tree.map(lambda *leaves: jnp.stack(leaves), *states), lanes)
+        hyper = population.spread(jax.tree.map(lambda value: jnp.full(lanes, value), HYPER), lanes)
+        keys = population.spread(keys, lanes)
+        return state, hyper, keys
+
+    def go_on(state, hyper, keys):
+        state, _ = population.advancer(lanes, 2, 4, "global")(state, hyper, keys, training)
+        return population.validator(lanes, 6)(state, jax.random.key(9), validation, 100)[0]
+
+    first, second = run(0), run(5)
+    with count_compilations() as compilations:
+        state = go_on(*first)
+    programs = len(compilations)
+    assert first[0].learner.decoder.to_mean.is_deleted()  # states are updated in place
+    with count_compilations() as compilations:
+        go_on(state, *first[1:])
+        go_on(*second)
+    assert not compilations
+    assert programs == 2, programs
