@@ -4,9 +4,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import plain
 import pytest
 
-import plain
 from metaleo.learners.learner import QUERY
 from metaleo.model.gaussian import official_scale, slopes, smooth_scale
 from metaleo.randomness import masks
