@@ -44,7 +44,7 @@ SEARCH = (
 def start(*arguments, **environment):
     return subprocess.Popen(
         [sys.executable, "-m", "metaleo.cli", *arguments],
-        env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"} | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def output(*processes):
 
 
 def two_devices():
-    return {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"}
+    return {"JAX_NUM_CPU_DEVICES": "2"}
 
 
 def two_hosts(*arguments):
@@ -101,3 +101,38 @@ def test_two_hosts_search_as_one(tmp_path, monkeypatch):
     for one, two in zip(alone, hosts, strict=True):
         assert (one["trial"], one["draw"]) == (two["trial"], two["draw"])
         assert one["accuracy"] == pytest.approx(two["accuracy"], abs=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learner", ["leo", "meta-sgd"])
+def test_a_single_run_is_shared_out_among_devices(learner, tmp_path, monkeypatch):
+    """Training, validation and test: the same tasks and the same noise, whoever computes them."""
+    monkeypatch.chdir(tmp_path)
+    data.save(make_metaset(images=24), "features.npz")
+    train = (
+        "train", "--data", "features.npz", "--learner", learner, "--way", "3", "--query", "4", "--steps", "12",
+        "--validate-every", "6", "--validation-tasks", "20", "--json",
+    )  # fmt: skip
+    for devices in ("1", "2"):
+        output(start(*train, "--out", devices, JAX_NUM_CPU_DEVICES=devices))
+    one, two = ((tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("1", "2"))
+    for line, other in zip(map(json.loads, one), map(json.loads, two), strict=True):
+        assert line == pytest.approx(other, rel=2e-3, abs=1e-5)
+    evaluate = "evaluate", "1", "--data", "features.npz", "--tasks", "40", "--json"
+    alone, shared = (output(start(*evaluate, JAX_NUM_CPU_DEVICES=devices)) for devices in ("1", "2"))
+    for measure in ("accuracy", "nll"):
+        assert alone["models"][0][measure] == pytest.approx(shared["models"][0][measure], abs=1e-4)
+
+
+def test_cores_become_devices_unless_they_are_settled(tmp_path):
+    """In processes of their own: devices are settled once."""
+    count = "from metaleo.devices import use_cores; use_cores(); import jax; print(jax.device_count())"
+
+    def devices(**environment):
+        settled = {"JAX_NUM_CPU_DEVICES", "JAX_COORDINATOR_ADDRESS"}
+        clean = {name: value for name, value in os.environ.items() if name not in settled}
+        return int(subprocess.check_output([sys.executable, "-c", count], env=clean | environment, cwd=tmp_path))
+
+    assert devices() == min(len(os.sched_getaffinity(0)), 4)
+    assert devices(JAX_NUM_CPU_DEVICES="3") == 3
+    assert devices(XLA_FLAGS="--xla_force_host_platform_device_count=5") == 5

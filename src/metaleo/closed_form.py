@@ -30,53 +30,60 @@ FEW = 8
 
 
 def softmax_loss(
-    logits: Float[Array, "task example way"],
-    targets: Float[Array, "task example way"],
+    logits: Float[Array, "task way example"],
+    targets: Float[Array, "task way example"],
     share: Float[Array, "task example"],
-) -> tuple[Float[Array, " task"], Float[Array, "task example way"]]:
+) -> tuple[Float[Array, " task"], Float[Array, "task way example"]]:
     """The loss of each task, and the probabilities."""
-    total = jax.nn.logsumexp(logits, axis=2, keepdims=True)
-    loss = jnp.sum(share * jnp.sum(targets * (total - logits), axis=2), axis=1)
+    total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
+    loss = jnp.sum(share * jnp.sum(targets * (total - logits), axis=1), axis=1)
     return loss, jnp.exp(logits - total)
 
 
 def residual(
-    probabilities: Float[Array, "task example way"],
-    targets: Float[Array, "task example way"],
+    probabilities: Float[Array, "task way example"],
+    targets: Float[Array, "task way example"],
     share: Float[Array, "task example"],
-) -> Float[Array, "task example way"]:
+) -> Float[Array, "task way example"]:
     """R = ∂loss/∂logits."""
-    return share[:, :, None] * (probabilities - targets)
+    return share[:, None, :] * (probabilities - targets)
 
 
 def to_logits(
-    gradient: Float[Array, "task example way"],
+    gradient: Float[Array, "task way example"],
     loss_gradient: Float[Array, " task"],
-    probabilities: Float[Array, "task example way"],
-    targets: Float[Array, "task example way"],
+    probabilities: Float[Array, "task way example"],
+    targets: Float[Array, "task way example"],
     share: Float[Array, "task example"],
-) -> Float[Array, "task example way"]:
+) -> Float[Array, "task way example"]:
     """The gradient with respect to the logits, from those with respect to R and to the loss itself."""
-    gradient = gradient * share[:, :, None]
-    through = probabilities * (gradient - jnp.sum(probabilities * gradient, axis=2, keepdims=True))
+    gradient = gradient * share[:, None, :]
+    through = probabilities * (gradient - jnp.sum(probabilities * gradient, axis=1, keepdims=True))
     return through + loss_gradient[:, None, None] * residual(probabilities, targets, share)
 
 
 def rows(
-    weights: Float[Array, "task example way"], inputs: Float[Array, "task example dim"]
+    weights: Float[Array, "task way example"], inputs: Float[Array, "task example dim"]
 ) -> Float[Array, "task way dim"]:
     """Σ over examples: how a gradient of logits reaches weights, as each example's share of each row."""
     if on_gpu() and (examples := inputs.shape[1]) <= FEW:
-        return functools.reduce(jnp.add, (weights[:, e, :, None] * inputs[:, e, None, :] for e in range(examples)))
-    return jnp.einsum("ten,ted->tnd", weights, inputs)
+        return functools.reduce(jnp.add, (weights[:, :, e, None] * inputs[:, e, None, :] for e in range(examples)))
+    return weights @ inputs
 
 
 def dots(
     inputs: Float[Array, "task example dim"], weights: Float[Array, "task way dim"]
-) -> Float[Array, "task example way"]:
+) -> Float[Array, "task way example"]:
     if on_gpu():
-        return jnp.sum(inputs[:, :, None, :] * weights[:, None, :, :], axis=3)
-    return jnp.einsum("ted,tnd->ten", inputs, weights)
+        return jnp.sum(weights[:, :, None, :] * inputs[:, None, :, :], axis=3)
+    return jnp.einsum("tnd,ted->tne", weights, inputs)
+
+
+def by_example(
+    weights: Float[Array, "task way example"], of_classes: Float[Array, "task way dim"]
+) -> Float[Array, "task example dim"]:
+    """Σ over classes."""
+    return jnp.einsum("tne,tnd->ted", weights, of_classes)
 
 
 def on_gpu() -> bool:
@@ -95,7 +102,7 @@ def forward_codes(
     inputs: Float[Array, "task draw example dim"],
     projected: Float[Array, "task draw example latent"],
     noise: Float[Array, "task step way dim"],
-    targets: Float[Array, "task example way"],
+    targets: Float[Array, "task way example"],
     share: Float[Array, "task example"],
 ) -> tuple[Float[Array, "task way latent"], Float[Array, "task step"], Any]:
     """Adapted codes, losses before each step, and what the way back needs of each step."""
@@ -119,7 +126,7 @@ def backward_codes(
     step_size: Float[Array, " latent"],
     inputs: Float[Array, "task draw example dim"],
     projected: Float[Array, "task draw example latent"],
-    targets: Float[Array, "task example way"],
+    targets: Float[Array, "task way example"],
     share: Float[Array, "task example"],
     path: Any,
     code_gradient: Float[Array, "task way latent"],
@@ -161,7 +168,7 @@ def codes_forward(
     step_size: Float[Array, " latent"],
     inputs: Float[Array, "task draw example dim"],
     noise: Float[Array, "task step way dim"],
-    targets: Float[Array, "task example way"],
+    targets: Float[Array, "task way example"],
     share: Float[Array, "task example"],
 ) -> tuple[Arrays, Any]:
     projected = inputs @ to_mean.T
@@ -180,10 +187,10 @@ def codes_backward(slopes: Slopes, kept: Any, gradients: Arrays) -> tuple[Array 
     of_raw_scale = jnp.einsum("ktnl,ktnd->ld", jnp.stack(lefts), jnp.stack(rights))
     of_projected, of_inputs = [], []
     for t, (code, r, (of_gradient, of_logits, _, _)) in enumerate(zip(codes, residuals, parts, strict=True)):
-        of_projected.append(r @ of_gradient + of_logits @ code)
+        of_projected.append(by_example(r, of_gradient) + by_example(of_logits, code))
         scale, slope, _ = (part * noise[:, t] for part in slopes(code @ to_raw_scale))
         # needed, and computed, only where the inputs are learned too
-        of_inputs.append(of_logits @ scale + r @ ((of_gradient @ to_raw_scale) * slope))
+        of_inputs.append(by_example(of_logits, scale) + by_example(r, (of_gradient @ to_raw_scale) * slope))
     of_projected, of_inputs = jnp.stack(of_projected, axis=1), jnp.stack(of_inputs, axis=1)
     if inputs.shape[1] == 1:
         of_projected, of_inputs = (jnp.sum(part, axis=1, keepdims=True) for part in (of_projected, of_inputs))
@@ -207,7 +214,7 @@ def weights_forward(
     weights: Float[Array, "task way dim"],
     step_size: Float[Array, " dim"],
     inputs: Float[Array, "task step example dim"],
-    targets: Float[Array, "task example way"],
+    targets: Float[Array, "task way example"],
     share: Float[Array, "task example"],
 ) -> tuple[Arrays, Any]:
     losses, path = [], []
@@ -230,7 +237,8 @@ def weights_backward(kept: Any, gradients: Arrays) -> tuple[Array | None, ...]:
         of_gradient = -step_size[None, None, :] * of_weights
         of_r = dots(inputs[:, s], of_gradient)
         of_logits = to_logits(of_r, of_losses[:, s], probabilities, targets, share)
-        of_inputs.append(of_logits @ weights + residual(probabilities, targets, share) @ of_gradient)
+        r = residual(probabilities, targets, share)
+        of_inputs.append(by_example(of_logits, weights) + by_example(r, of_gradient))
         of_weights = of_weights + rows(of_logits, inputs[:, s])
     return of_weights, of_step_size, jnp.stack(of_inputs[::-1], axis=1), None, None
 
@@ -291,7 +299,7 @@ def code_descent(slopes: Slopes, steps: int) -> Callable[..., Arrays]:
 
     def many(*arguments: Array) -> Any:
         *arrays, targets, mask = arguments
-        return descend_codes_of_tasks(slopes, *arrays, targets, shares(targets, mask))
+        return descend_codes_of_tasks(slopes, *arrays, *classes_first(targets, mask))
 
     return together(one, many, shared=(1, 2, 3))
 
@@ -306,14 +314,14 @@ def weight_descent() -> Callable[..., Arrays]:
     def many(weights, step_size, inputs, targets, mask):
         if on_gpu():  # in inner products there are fewer kernels, one after the other
             return jax.vmap(one, (0, None, 0, 0, 0))(weights, step_size, inputs, targets, mask)
-        return descend_weights_of_tasks(weights, step_size, inputs, targets, shares(targets, mask))
+        return descend_weights_of_tasks(weights, step_size, inputs, *classes_first(targets, mask))
 
     return together(one, many, shared=(1,))
 
 
-def shares(
+def classes_first(
     targets: Float[Array, "task example way"], mask: Bool[Array, "task example"]
-) -> Float[Array, "task example"]:
-    """What the loss of each example counts in `support_loss`."""
+) -> tuple[Float[Array, "task way example"], Float[Array, "task example"]]:
+    """Targets turned, as the products here like them, and what the loss of each example counts in `support_loss`."""
     present = mask.astype(targets.dtype)
-    return targets.shape[2] * present / jnp.sum(present, axis=1, keepdims=True)
+    return jnp.swapaxes(targets, 1, 2), targets.shape[2] * present / jnp.sum(present, axis=1, keepdims=True)

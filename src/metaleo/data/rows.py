@@ -68,7 +68,8 @@ class HostRows(Rows):
 def place(metaset: MetaSet, on_device: bool | None = None, *, normalised: bool = True) -> Rows:
     """Rows on the device where they fit in half of its memory, else on the host; not `normalised`: as they are."""
     if on_device is None:
-        on_device = 4 * metaset.features.size < memory_bytes() / 2
+        copies = jax.local_device_count() if jax.default_backend() == "cpu" else 1  # of one memory
+        on_device = 4 * metaset.features.size * copies < memory_bytes() / 2
     if not on_device:
         return HostRows(metaset, normalised)
     prepare = jax.jit(normalise) if normalised else jnp.asarray
