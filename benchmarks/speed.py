@@ -26,7 +26,7 @@ from metaleo.evaluation import evaluate
 from metaleo.learners import LEO, Hyper
 from metaleo.learners.leo import Noise
 from metaleo.model.network import linear
-from metaleo.outer_loop import advance, make_optimiser, start
+from metaleo.outer_loop import advance, as_tree, make_optimiser, start
 from metaleo.population import advancer, lanes_for, spread
 from metaleo.tasks import Episodes
 
@@ -133,7 +133,7 @@ def measure_plain(shot: int, steps: int, tasks: int, repeats: int) -> dict[str, 
     def run(carry, keys, training):
         return jax.lax.scan(functools.partial(meta_step, training), carry, keys)[0]
 
-    carry, keys = (learner, optimiser.init(learner)), jax.random.split(jax.random.key(1), (steps, META_BATCH))
+    carry, keys = (learner, optimiser.init(as_tree(learner))), jax.random.split(jax.random.key(1), (steps, META_BATCH))
     took = seconds(lambda: run(carry, keys, training), repeats)
 
     def judge(testing, key):

@@ -44,7 +44,8 @@ SEARCH = (
 def start(*arguments, **environment):
     return subprocess.Popen(
         [sys.executable, "-m", "metaleo.cli", *arguments],
-        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"} | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"} | environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
