@@ -7,6 +7,7 @@ import numpy as np
 import plain
 import pytest
 
+from metaleo import closed_form
 from metaleo.learners.learner import QUERY
 from metaleo.model.gaussian import official_scale, slopes, smooth_scale
 from metaleo.randomness import masks
@@ -107,6 +108,12 @@ def test_meta_batch_in_double_precision(float64, case):
 @pytest.mark.parametrize("case", ["1-shot", "5-shot", "unequal"])
 def test_meta_batch_to_float32_rounding(case):
     check(make_problem(**CASES[case]), ROUNDING)
+
+
+@pytest.mark.parametrize("case", ["1-shot", "5-shot"])
+def test_the_forms_for_a_gpu_give_the_same(float64, case, monkeypatch):
+    monkeypatch.setattr(closed_form, "on_gpu", lambda: True)
+    check(make_problem(**CASES[case]), EXACT)
 
 
 def test_losses_on_the_way_have_gradients_too(float64):
