@@ -127,7 +127,8 @@ def advance(
     def meta_step(carry, now):
         learner, optimiser_state = carry
         picks_now, noise_keys, rate = now
-        batch = jax.lax.optimization_barrier(jax.vmap(tasks.fetch)(picks_now))  # rows are copied once, and whole
+        # on a GPU rows are then copied once; XLA's CPU compiler looks through it
+        batch = jax.lax.optimization_barrier(jax.vmap(tasks.fetch)(picks_now))
         gradient, info = meta_gradient(learner, batch, hyper, noise_keys)
         gradient = mean_over_devices(gradient) if shared else gradient
         direction, optimiser_state = optimiser.update(as_tree(gradient), optimiser_state)

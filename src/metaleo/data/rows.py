@@ -75,11 +75,11 @@ def place(metaset: MetaSet, on_device: bool | None = None, *, normalised: bool =
     prepare = jax.jit(normalise) if normalised else jnp.asarray
     features = jnp.zeros(metaset.features.shape, jnp.float32)
     for start, slab in metaset.slabs():  # nothing is held twice, nor are slabs read ahead of their turn
-        features = jax.block_until_ready(put(features, prepare(slab), start))
+        features = jax.block_until_ready(with_slab(features, prepare(slab), start))
     return DeviceRows(features)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def put(features: Float[Array, "row dim"], slab: Float[Array, "slab dim"], start: Int[Array, ""]):
+def with_slab(features: Float[Array, "row dim"], slab: Float[Array, "slab dim"], start: Int[Array, ""]):
     """The same features, with a slab in its place."""
     return jax.lax.dynamic_update_slice(features, slab, (start, 0))
