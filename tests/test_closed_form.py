@@ -8,8 +8,9 @@ import plain
 import pytest
 
 from metaleo import closed_form
+from metaleo.learners import leo
 from metaleo.learners.learner import QUERY
-from metaleo.model.gaussian import official_scale, slopes, smooth_scale
+from metaleo.model.gaussian import Slopes, official_scale, smooth_scale
 from metaleo.randomness import masks
 from metaleo.tasks import Task
 from small import HYPER, close, make_batch, make_learner, make_task, pad, shake
@@ -113,6 +114,13 @@ def test_meta_batch_to_float32_rounding(case):
 @pytest.mark.parametrize("case", ["1-shot", "5-shot"])
 def test_the_forms_for_a_gpu_give_the_same(float64, case, monkeypatch):
     monkeypatch.setattr(closed_form, "on_gpu", lambda: True)
+    check(make_problem(**CASES[case]), EXACT)
+
+
+@pytest.mark.parametrize("case", ["1-shot", "unequal", "official"])
+def test_all_steps_as_one_function_give_the_same(float64, case, monkeypatch):
+    """What is asked of the kernels (kernels/adaptation.py), done by XLA."""
+    monkeypatch.setattr(leo, "has_clusters", lambda: True)
     check(make_problem(**CASES[case]), EXACT)
 
 
@@ -222,14 +230,14 @@ def test_slopes_are_the_derivatives_of_the_scale(float64, official, to_scale, in
     raw = jnp.concatenate([jnp.linspace(-4, 4, 41), jnp.array([-700.0, -90.0, 60.0, 90.0])])
     slope = jax.grad(lambda raw: to_scale(raw, initial))
     expected = [jax.vmap(f)(raw) for f in (lambda raw: to_scale(raw, initial), slope, jax.grad(slope))]
-    for own, other in zip(slopes(official, initial)(raw), expected, strict=True):
+    for own, other in zip(Slopes(official, initial)(raw), expected, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-12, atol=1e-15)
 
 
 def test_slopes_stay_finite_in_float32():
     """A code may be anywhere: softplus must not overflow, nor its slopes be NaN."""
     raw = jnp.array([-1e4, -200.0, 0.0, 200.0, 1e4])
-    scale, slope, bend = slopes(False, 0.1)(raw)
+    scale, slope, bend = Slopes(False, 0.1)(raw)
     np.testing.assert_allclose(scale, smooth_scale(raw, 0.1), rtol=1e-6)
     np.testing.assert_allclose(slope, jax.vmap(jax.grad(lambda raw: smooth_scale(raw, 0.1)))(raw), rtol=1e-6)
     assert jnp.isfinite(bend).all()

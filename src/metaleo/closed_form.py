@@ -9,22 +9,19 @@ Shapes: task, step (or one draw for all steps), example, class (n), latent (l), 
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
-from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Bool, Float
 
 from metaleo.inner_loop import descend, descend_linear
+from metaleo.model.gaussian import Slopes
 from metaleo.objective import support_loss
 from metaleo.tasks.task import Batch
+from metaleo.together import Arrays, together
 
-Slopes = Callable[[Float[Array, "*shape"]], tuple[Float[Array, "*shape"], ...]]
-"""Of σ as a function of what the decoder says: itself, its first and its second derivative."""
-Arrays = tuple[Array, ...]
 FEW = 8
 """Examples whose sum is written out."""
 
@@ -47,6 +44,14 @@ def residual(
 ) -> Float[Array, "task way example"]:
     """R = ∂loss/∂logits."""
     return share[:, None, :] * (probabilities - targets)
+
+
+def residuals_of_steps(
+    probabilities: Float[Array, "task step way example"],
+    targets: Float[Array, "task way example"],
+    share: Float[Array, "task example"],
+) -> Float[Array, "task step way example"]:
+    return share[:, None, None, :] * (probabilities - targets[:, None])
 
 
 def to_logits(
@@ -80,10 +85,10 @@ def dots(
 
 
 def by_example(
-    weights: Float[Array, "task way example"], of_classes: Float[Array, "task way dim"]
-) -> Float[Array, "task example dim"]:
+    weights: Float[Array, "task step way example"], of_classes: Float[Array, "task step way dim"]
+) -> Float[Array, "task step example dim"]:
     """Σ over classes."""
-    return jnp.einsum("tne,tnd->ted", weights, of_classes)
+    return jnp.einsum("tsne,tsnd->tsed", weights, of_classes)
 
 
 def on_gpu() -> bool:
@@ -104,9 +109,10 @@ def forward_codes(
     noise: Float[Array, "task step way dim"],
     targets: Float[Array, "task way example"],
     share: Float[Array, "task example"],
-) -> tuple[Float[Array, "task way latent"], Float[Array, "task step"], Any]:
-    """Adapted codes, losses before each step, and what the way back needs of each step."""
-    losses, path = [], []
+) -> tuple[Array, Array, Arrays, Any]:
+    """Adapted codes; losses before each step; codes, their gradients and the probabilities of each step; and what else
+    the way back needs of it."""
+    losses, path, kept = [], [], []
     for t in range(noise.shape[1]):
         seen, projected_now = at(inputs, t), at(projected, t)
         scale, slope, bend = (part * noise[:, t] for part in slopes(code @ to_raw_scale))
@@ -116,9 +122,10 @@ def forward_codes(
         of_weights = rows(r, seen)  # G, the gradient with respect to the weights
         gradient = rows(r, projected_now) + (of_weights * slope) @ to_raw_scale.T
         losses.append(loss)
-        path.append((code, gradient, probabilities, of_weights, slope, bend))
+        path.append((code, gradient, probabilities))
+        kept.append((of_weights, slope, bend))
         code = code - step_size[None, None, :] * gradient
-    return code, jnp.stack(losses, axis=1), path
+    return code, jnp.stack(losses, axis=1), stack_steps(path), kept
 
 
 def backward_codes(
@@ -128,26 +135,39 @@ def backward_codes(
     projected: Float[Array, "task draw example latent"],
     targets: Float[Array, "task way example"],
     share: Float[Array, "task example"],
-    path: Any,
+    path: Arrays,
+    kept: Any,
     code_gradient: Float[Array, "task way latent"],
     loss_gradients: Float[Array, "task step"],
-) -> tuple[Array, Array, list[Arrays]]:
-    """∂/∂z₀, ∂/∂α, and of each step what the other gradients are made of: ∂/∂(its gradient), ∂/∂(its logits),
-    ∂/∂(zS), and what reaches S beside it."""
-    parts = []
+) -> tuple[Array, Array, Array, Array, Array]:
+    """∂/∂z₀, ∂/∂α; of each step ∂/∂(its gradient) and ∂/∂(its logits); and for the gradient of S, of each step what
+    goes with the former (the weights' part of its gradient) and with its codes (∂/∂(zS))."""
+    parts, rights = [], []
     of_step_size = jnp.zeros_like(step_size)
-    for t in reversed(range(len(path))):
-        _, gradient, probabilities, of_weights, slope, bend = path[t]
+    _, gradients, probabilities = path
+    for t in reversed(range(len(kept))):
+        of_weights, slope, bend = kept[t]
         seen, projected_now = at(inputs, t), at(projected, t)
         of_gradient = -step_size[None, None, :] * code_gradient
-        of_step_size -= jnp.sum(code_gradient * gradient, axis=(0, 1))
+        of_step_size -= jnp.sum(code_gradient * gradients[:, t], axis=(0, 1))
         back = of_gradient @ to_raw_scale
         of_r = dots(projected_now, of_gradient) + dots(seen, back * slope)
-        of_logits = to_logits(of_r, loss_gradients[:, t], probabilities, targets, share)
+        of_logits = to_logits(of_r, loss_gradients[:, t], probabilities[:, t], targets, share)
         of_raw_scale = back * of_weights * bend + rows(of_logits, seen) * slope
-        parts.append((of_gradient, of_logits, of_raw_scale, of_weights * slope))
+        parts.append((of_gradient, of_logits))
+        rights.append(jnp.stack([of_weights * slope, of_raw_scale], axis=1))
         code_gradient = code_gradient + rows(of_logits, projected_now) + of_raw_scale @ to_raw_scale.T
-    return code_gradient, of_step_size, parts[::-1]
+    of_gradients, of_logits = stack_steps(parts[::-1])
+    return code_gradient, of_step_size, of_gradients, of_logits, jnp.stack(rights[::-1], axis=1)
+
+
+def as_rows(array: Float[Array, "*rows numbers"]) -> Float[Array, "all_rows numbers"]:
+    """With one axis for all that is summed over: of several, XLA changes the order, and moves the numbers."""
+    return array.reshape(-1, array.shape[-1])
+
+
+def stack_steps(path: list[Arrays]) -> Arrays:
+    return tuple(jnp.stack(part, axis=1) for part in zip(*path, strict=True))
 
 
 def at(draws: Float[Array, "task draw ..."], step: int) -> Float[Array, "task ..."]:
@@ -173,29 +193,25 @@ def codes_forward(
 ) -> tuple[Arrays, Any]:
     projected = inputs @ to_mean.T
     given = to_raw_scale, step_size, inputs, projected
-    adapted, losses, path = forward_codes(slopes, code, *given, noise, targets, share)
-    return (adapted, losses), (to_mean, noise, (*given, targets, share, path))
+    adapted, losses, path, kept = forward_codes(slopes, code, *given, noise, targets, share)
+    return (adapted, losses), (to_mean, noise, (*given, targets, share, path, kept))
 
 
-def codes_backward(slopes: Slopes, kept: Any, gradients: Arrays) -> tuple[Array | None, ...]:
-    to_mean, noise, given = kept
-    to_raw_scale, _, inputs, _, targets, share, path = given
-    of_code, of_step_size, parts = backward_codes(*given, *gradients)
-    codes, residuals = [p[0] for p in path], [residual(p[2], targets, share) for p in path]
-    lefts = [left for code, part in zip(codes, parts, strict=True) for left in (part[0], code)]
-    rights = [right for part in parts for right in (part[3], part[2])]
-    of_raw_scale = jnp.einsum("ktnl,ktnd->ld", jnp.stack(lefts), jnp.stack(rights))
-    of_projected, of_inputs = [], []
-    for t, (code, r, (of_gradient, of_logits, _, _)) in enumerate(zip(codes, residuals, parts, strict=True)):
-        of_projected.append(by_example(r, of_gradient) + by_example(of_logits, code))
-        scale, slope, _ = (part * noise[:, t] for part in slopes(code @ to_raw_scale))
-        # needed, and computed, only where the inputs are learned too
-        of_inputs.append(by_example(of_logits, scale) + by_example(r, (of_gradient @ to_raw_scale) * slope))
-    of_projected, of_inputs = jnp.stack(of_projected, axis=1), jnp.stack(of_inputs, axis=1)
+def codes_backward(slopes: Slopes, all_kept: Any, gradients: Arrays) -> tuple[Array | None, ...]:
+    to_mean, noise, given = all_kept
+    to_raw_scale, _, inputs, _, targets, share, (codes, _, probabilities), _ = given
+    of_code, of_step_size, of_gradients, of_logits, rights = backward_codes(*given, *gradients)
+    lefts = jnp.stack([of_gradients, codes], axis=2)  # (task, step, 2, way, latent)
+    of_raw_scale = as_rows(lefts).T @ as_rows(rights)
+    residuals = residuals_of_steps(probabilities, targets, share)
+    of_projected = by_example(residuals, of_gradients) + by_example(of_logits, codes)
+    # needed, and computed, only where the inputs are learned too
+    scale, slope, _ = (part * noise for part in slopes(codes @ to_raw_scale))
+    of_inputs = by_example(of_logits, scale) + by_example(residuals, (of_gradients @ to_raw_scale) * slope)
     if inputs.shape[1] == 1:
         of_projected, of_inputs = (jnp.sum(part, axis=1, keepdims=True) for part in (of_projected, of_inputs))
     of_inputs = of_inputs + of_projected @ to_mean
-    of_mean = jnp.einsum("tsel,tsed->ld", of_projected, inputs)
+    of_mean = as_rows(of_projected).T @ as_rows(inputs)
     return of_code, of_mean, of_raw_scale, of_step_size, of_inputs, None, None, None
 
 
@@ -217,68 +233,40 @@ def weights_forward(
     targets: Float[Array, "task way example"],
     share: Float[Array, "task example"],
 ) -> tuple[Arrays, Any]:
-    losses, path = [], []
+    losses, path, kept = [], [], []
     for s in range(inputs.shape[1]):
         loss, probabilities = softmax_loss(dots(inputs[:, s], weights), targets, share)
         gradient = rows(residual(probabilities, targets, share), inputs[:, s])
         losses.append(loss)
-        path.append((weights, probabilities, gradient))
+        path.append(probabilities)
+        kept.append((weights, gradient))
         weights = weights - step_size[None, None, :] * gradient
-    return (weights, jnp.stack(losses, axis=1)), (step_size, inputs, targets, share, path)
+    return (weights, jnp.stack(losses, axis=1)), (step_size, inputs, targets, share, jnp.stack(path, axis=1), kept)
 
 
-def weights_backward(kept: Any, gradients: Arrays) -> tuple[Array | None, ...]:
-    step_size, inputs, targets, share, path = kept
+def weights_backward(all_kept: Any, gradients: Arrays) -> tuple[Array | None, ...]:
+    step_size, inputs, targets, share, probabilities, kept = all_kept
     of_weights, of_losses = gradients
-    of_step_size, of_inputs = jnp.zeros_like(step_size), []
-    for s in reversed(range(len(path))):
-        weights, probabilities, gradient = path[s]
+    of_step_size, parts = jnp.zeros_like(step_size), []
+    for s in reversed(range(len(kept))):
+        _, gradient = kept[s]
         of_step_size -= jnp.sum(of_weights * gradient, axis=(0, 1))
         of_gradient = -step_size[None, None, :] * of_weights
         of_r = dots(inputs[:, s], of_gradient)
-        of_logits = to_logits(of_r, of_losses[:, s], probabilities, targets, share)
-        r = residual(probabilities, targets, share)
-        of_inputs.append(by_example(of_logits, weights) + by_example(r, of_gradient))
+        of_logits = to_logits(of_r, of_losses[:, s], probabilities[:, s], targets, share)
+        parts.append((of_gradient, of_logits))
         of_weights = of_weights + rows(of_logits, inputs[:, s])
-    return of_weights, of_step_size, jnp.stack(of_inputs[::-1], axis=1), None, None
+    # needed, and computed, only where the inputs are learned too
+    of_gradients, of_logits = stack_steps(parts[::-1])
+    residuals, weights = residuals_of_steps(probabilities, targets, share), jnp.stack([w for w, _ in kept], axis=1)
+    of_inputs = by_example(of_logits, weights) + by_example(residuals, of_gradients)
+    return of_weights, of_step_size, of_inputs, None, None
 
 
 descend_weights_of_tasks.defvjp(weights_forward, weights_backward)
 
 
 # One task, or all of them
-
-
-def together(one: Callable[..., Arrays], many: Callable[..., Arrays], shared: tuple[int, ...]) -> Callable[..., Arrays]:
-    """`one` for a task; under `vmap`, where the arguments numbered in `shared` are the same for all tasks, `many`.
-
-    A primitive of its own: what `jax.custom_batching` makes cannot be differentiated in reverse.
-    """
-    primitive = Primitive("one_task_or_many")
-    primitive.multiple_results = True
-
-    def plain(*arguments: Array, jaxpr: ClosedJaxpr) -> list[Array]:
-        return jaxpr_as_fun(jaxpr)(*arguments)
-
-    def derivative(primals: Sequence[Array], tangents: Sequence[Any], jaxpr: ClosedJaxpr) -> Any:
-        return jax.jvp(jaxpr_as_fun(jaxpr), tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
-
-    def mapped(arguments: Sequence[Array], axes: Sequence[int | None], jaxpr: ClosedJaxpr) -> Any:
-        if any(axes[i] is not None for i in shared):  # every task with a learner of its own
-            results = jax.vmap(jaxpr_as_fun(jaxpr), tuple(axes))(*arguments)
-        else:
-            pairs = list(zip(arguments, axes, strict=True))
-            size = next(argument.shape[axis] for argument, axis in pairs if axis is not None)
-            fronts = [batching.bdim_at_front(argument, axis, size) for argument, axis in pairs]
-            results = many(*(arguments[i] if i in shared else front for i, front in enumerate(fronts)))
-        return results, [0] * len(results)
-
-    primitive.def_impl(plain)
-    primitive.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
-    ad.primitive_jvps[primitive] = derivative
-    batching.primitive_batchers[primitive] = mapped
-    mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=True))
-    return lambda *arguments: tuple(primitive.bind(*arguments, jaxpr=jax.make_jaxpr(one)(*arguments)))
 
 
 @functools.cache

@@ -107,13 +107,14 @@ def advance(
     meta_batch: int,
     num_steps: int,
     decay_over: int | None = None,
+    unroll: int = 1,
     shared: bool = False,
 ) -> tuple[RunState, Info]:
     """`num_steps` meta-steps (Algorithm 1, lines 3-17), and the means of their diagnostics.
 
     Step t uses `fold_in(key, t)` alone, so a run that was cut anywhere goes on as if it had not been. The learning
-    rate stays, or falls to zero over `decay_over` steps along half a cosine. `shared`: every device computes the
-    gradient of its share of the tasks.
+    rate stays, or falls to zero over `decay_over` steps along half a cosine. `unroll`: so many steps are one turn of
+    the loop. `shared`: every device computes the gradient of its share of the tasks.
     """
     numbers = state.step + jnp.arange(num_steps)
     keys = jax.vmap(lambda t: jax.random.fold_in(key, t))(numbers)
@@ -127,8 +128,7 @@ def advance(
     def meta_step(carry, now):
         learner, optimiser_state = carry
         picks_now, noise_keys, rate = now
-        # on a GPU rows are then copied once; XLA's CPU compiler looks through it
-        batch = jax.lax.optimization_barrier(jax.vmap(tasks.fetch)(picks_now))
+        batch = jax.vmap(tasks.fetch)(picks_now)
         gradient, info = meta_gradient(learner, batch, hyper, noise_keys)
         gradient = mean_over_devices(gradient) if shared else gradient
         direction, optimiser_state = optimiser.update(as_tree(gradient), optimiser_state)
@@ -136,7 +136,7 @@ def advance(
         return (optax.apply_updates(learner, updates), optimiser_state), info
 
     before = state.learner, state.optimiser
-    (learner, optimiser_state), infos = jax.lax.scan(meta_step, before, (picks, keys[:, 1], rates))
+    (learner, optimiser_state), infos = jax.lax.scan(meta_step, before, (picks, keys[:, 1], rates), unroll=unroll)
     info = jax.tree.map(lambda values: jnp.mean(values, where=jnp.isfinite(values)), infos)
     info = mean_over_devices(info) if shared else info
     ahead = eqx.tree_at(

@@ -23,6 +23,10 @@ from metaleo.compiling import compiled
 from metaleo.config import Clip
 from metaleo.devices import AXIS, can_share, on_each, put
 from metaleo.errors import BadInput
+from metaleo.kernels.inner_loop import switched_off
+
+MOST_WITH_KERNELS = 4
+"""Runs side by side that our own kernels are for: they hurry, but do not share a GPU as well as XLA's do."""
 
 
 def join_hosts() -> None:
@@ -90,11 +94,19 @@ def side_by_side(function: Callable[..., Any], lanes: int, axes: tuple[int | Non
     """`jax.vmap` over lanes, a part of them on each device; without the cost of an axis where there is one lane."""
     if lanes == 1:
         return alone(function, axes)
-    mapped = jax.vmap(function, axes)
+    mapped = left_to_xla(jax.vmap(function, axes)) if lanes > MOST_WITH_KERNELS else jax.vmap(function, axes)
     if jax.device_count() == 1:
         return mapped
     specs = tuple(Spec() if axis is None else Spec(AXIS) for axis in axes)
     return on_each(mapped, specs, Spec(AXIS))
+
+
+def left_to_xla(function: Callable[..., Any]) -> Callable[..., Any]:
+    def without_kernels(*arguments: PyTree) -> PyTree:
+        with switched_off():
+            return function(*arguments)
+
+    return without_kernels
 
 
 def alone(function: Callable[..., Any], axes: tuple[int | None, ...]) -> Callable[..., Any]:
@@ -129,8 +141,9 @@ def advancer(
         meta_batch=meta_batch,
         num_steps=num_steps,
         decay_over=decay_over,
+        unroll=2 if lanes == 1 and num_steps % 2 == 0 and jax.default_backend() == "gpu" else 1,  # 8 µs less per step
     )
-    return compiled(over_tasks(advance, lanes, meta_batch, (0, 0, 0, None)), donate_argnums=0)
+    return compiled(over_tasks(advance, lanes, meta_batch, (0, 0, 0, None)), loops=True, donate_argnums=0)
 
 
 @functools.cache

@@ -9,6 +9,8 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from metaleo.closed_form import code_descent, weight_descent
 from metaleo.inner_loop import descend, descend_linear
+from metaleo.kernels.adaptation import adaptation
+from metaleo.kernels.inner_loop import has_clusters
 from metaleo.learners.learner import (
     CODE,
     SUPPORT,
@@ -25,10 +27,10 @@ from metaleo.model.decoder import Decoder
 from metaleo.model.encoder import Encoder
 from metaleo.model.gaussian import (
     Gaussian,
+    Slopes,
     kl_to_standard,
     official_scale,
     sampled_kl_to_standard,
-    slopes,
     smooth_scale,
 )
 from metaleo.model.network import Network
@@ -134,13 +136,32 @@ class LEO(Learner):
         noise = Noise() if noise is None else noise
         codes = self.encode(support, noise)
         code = codes.sample(noise.code)
-        adapted, latent_losses = self.descend_codes(code, support, noise)
-        decoded = self.decode(adapted, None if noise.weights is None else noise.weights[-1])
-        weights, finetune_losses = self.descend_weights(decoded, support, noise)
+        adapted, decoded, weights, latent_losses, finetune_losses = self.descend(code, support, noise)
         head = self.network.head(weights)
         final_loss = self.network.support_loss(jax.vmap(head)(support.inputs), support)
         losses = jnp.concatenate([latent_losses, finetune_losses, final_loss[None]])
         return Adaptation(head, Trace(codes, code, adapted, decoded, losses))
+
+    def descend(self, code: Float[Array, "code latent"], support: Batch, noise: Noise) -> tuple[Array, ...]:
+        """Adapted codes, decoded and fine-tuned weights, and the losses before each latent and fine-tuning step."""
+        if self.as_kernels(noise):
+            adapt = adaptation(Slopes(self.official, self.initial_scale(len(code))), self.latent_steps)
+            learned = self.decoder.to_mean, self.decoder.to_raw_scale, self.latent_step_size, self.finetune_step_size
+            inputs = (
+                self.inputs_of_steps(support, masks, noise.keep) for masks in (noise.latent_masks, noise.finetune_masks)
+            )
+            weights_noise = jax.lax.stop_gradient(noise.weights)
+            return adapt(code, *learned, *inputs, weights_noise, support.targets, support.mask)
+        adapted, latent_losses = self.descend_codes(code, support, noise)
+        decoded = self.decode(adapted, None if noise.weights is None else noise.weights[-1])
+        weights, finetune_losses = self.descend_weights(decoded, support, noise)
+        return adapted, decoded, weights, latent_losses, finetune_losses
+
+    def as_kernels(self, noise: Noise) -> bool:
+        """Whether the paper's case, with all its noise, is met on a GPU that has kernels for it."""
+        linear = self.network.linear and self.decoder.linear
+        steps = noise.weights is not None and noise.latent_masks is not None and self.latent_steps * self.finetune_steps
+        return bool(linear and steps) and has_clusters()
 
     def encode(self, support: Batch, noise: Noise) -> Gaussian:
         """q(z_n | D_n) for every class n (Eq. 3), or q(z | D) where one code stands for the task."""
@@ -197,7 +218,7 @@ class LEO(Learner):
         if noise.weights is None or self.latent_steps == 0:
             projected = inputs @ self.decoder.to_mean.T
             return descend_linear(code, self.latent_step_size, self.latent_steps, projected, support)
-        descent = code_descent(slopes(self.official, self.initial_scale(len(code))), self.latent_steps)
+        descent = code_descent(Slopes(self.official, self.initial_scale(len(code))), self.latent_steps)
         decoder = self.decoder.to_mean, self.decoder.to_raw_scale
         weights_noise = jax.lax.stop_gradient(noise.weights[:-1])
         adapted, losses = descent(

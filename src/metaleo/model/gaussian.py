@@ -1,8 +1,7 @@
 """Diagonal Gaussians over codes and over weights, and how their scale is read off a network's output."""
 
-import functools
+import dataclasses
 import math
-from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -35,23 +34,23 @@ def official_scale(raw: Float[Array, "*shape"], initial: float) -> Float[Array, 
     return jnp.maximum(jnp.exp(raw) - (1 - initial), 1e-10)
 
 
-@functools.cache
-def slopes(official: bool, initial: float) -> Callable[[Float[Array, "*shape"]], tuple[Float[Array, "*shape"], ...]]:
+@dataclasses.dataclass(frozen=True)
+class Slopes:
     """σ(raw) of one of the two, with its first and second derivative."""
 
-    def of_official(raw):
-        growth = jnp.exp(raw)
-        scale = growth - (1 - initial)
-        slope = jnp.where(scale > 1e-10, growth, jnp.zeros_like(growth))
-        return jnp.maximum(scale, 1e-10), slope, slope
+    official: bool
+    initial: float
 
-    def of_smooth(raw):
+    def __call__(self, raw: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], ...]:
+        if self.official:
+            growth = jnp.exp(raw)
+            scale = growth - (1 - self.initial)
+            slope = jnp.where(scale > 1e-10, growth, jnp.zeros_like(growth))
+            return jnp.maximum(scale, 1e-10), slope, slope
         small = jnp.exp(-jnp.abs(raw))
         share = jnp.where(raw >= 0, jnp.ones_like(raw), small) / (1 + small)  # the logistic function
-        factor = initial / math.log(2)
+        factor = self.initial / math.log(2)
         return factor * (jnp.maximum(raw, 0) + jnp.log(1 + small)), factor * share, factor * share * (1 - share)
-
-    return of_official if official else of_smooth
 
 
 def kl_to_standard(gaussian: Gaussian) -> Float[Array, ""]:

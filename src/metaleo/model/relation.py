@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.nn.initializers import glorot_uniform
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from metaleo.closed_form import together
 from metaleo.tasks.task import Batch
+from metaleo.together import together
 
 MANY = 256
 """Examples whose pairs are held in memory together."""

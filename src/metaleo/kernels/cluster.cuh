@@ -1,0 +1,87 @@
+// What the kernels need of a GPU with clusters of blocks (compute capability 9.0 and later), and nothing else does.
+
+#define KERNEL extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(2 * DIM / CLUSTER)
+#define SHARED(Type, name) extern __shared__ float4 shared_memory[]; Type& name = *reinterpret_cast<Type*>(shared_memory)
+
+__device__ inline int thread() { return threadIdx.x; }
+__device__ inline int task() { return blockIdx.x / CLUSTER; }
+
+__device__ inline int rank() {
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ inline void block_sync() { __syncthreads(); }
+
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// What the thread of the warp has whose number differs in these bits.
+__device__ inline float shuffle_xor(float value, int bits) { return __shfl_xor_sync(0xffffffff, value, bits); }
+
+__device__ inline float fast_exp(float x) { return __expf(x); }
+__device__ inline float fast_log(float x) { return __logf(x); }
+__device__ inline float fast_divide(float x, float y) { return __fdividef(x, y); }
+
+// A number in the precision of the matrix units, which is also that of JAX's products on a GPU unless more is asked for.
+__device__ inline float to_tf32(float x) {
+    unsigned rounded;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
+    return __uint_as_float(rounded);
+}
+
+// A product of a warp, 16 × 8 by 8 × 8. Thread 4g + t has, of the first factor, (g, t), (g + 8, t), (g, t + 4) and
+// (g + 8, t + 4); of the second (t, g) and (t + 4, g); of the sums (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1).
+__device__ inline void multiply(float (&sums)[4], const float (&a)[4], float upper_b, float lower_b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+          "r"(__float_as_uint(upper_b)), "r"(__float_as_uint(lower_b)));
+}
+
+__device__ inline unsigned in_shared(const void* address) { return __cvta_generic_to_shared(address); }
+
+// Four numbers from global to shared memory, some time before `copies_done` returns.
+__device__ inline void copy_four(float* to, const float* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(in_shared(to)), "l"(from) : "memory");
+}
+
+__device__ inline void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Counts what other blocks of the cluster have written here.
+struct alignas(16) Inbox {
+    unsigned long long barrier;
+
+    __device__ void open() {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(in_shared(&barrier)) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+
+    // Writes where `address` is in the shared memory of another block, and tells its inbox.
+    __device__ void send(int block, float* address, float value) {
+        unsigned there, its_barrier;
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(in_shared(address)), "r"(block));
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(its_barrier) : "r"(in_shared(&barrier)), "r"(block));
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(there),
+                     "f"(value), "r"(its_barrier)
+                     : "memory");
+    }
+
+    // Waits for so many numbers, for the `turn`-th time.
+    __device__ void wait(int numbers, int turn) {
+        if (thread() == 0)
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(in_shared(&barrier)),
+                         "r"(4 * numbers)
+                         : "memory");
+        unsigned come = 0;
+        while (!come)
+            asm volatile(
+                "{ .reg .pred come; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 come, [%1], %2;\n"
+                "selp.u32 %0, 1, 0, come; }"
+                : "=r"(come)
+                : "r"(in_shared(&barrier)), "r"(turn % 2)
+                : "memory");
+    }
+};

@@ -1,0 +1,175 @@
+// Stands in for cluster.cuh, so that the kernels can be tested where there is no GPU: the threads of a cluster are
+// fibers, each run until it has to wait for others. `backwards` runs them in the opposite order, in which a missing
+// barrier shows; shared memory begins as NaN, in which a number never written shows.
+
+#include <ucontext.h>
+
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <vector>
+
+#define __device__
+#define KERNEL extern "C" void
+#define SHARED(Type, name) Type& name = *reinterpret_cast<Type*>(fibers[current].block->memory.data())
+
+struct float2 {
+    float x, y;
+};
+
+struct float4 {
+    float x, y, z, w;
+};
+
+struct Barrier {
+    int size, arrived = 0, generation = 0;
+};
+
+struct Block {
+    int rank;
+    Barrier barrier;
+    std::vector<Barrier> warps;
+    std::vector<float> memory;
+    std::vector<float> exchanged;
+    std::vector<std::array<float, 6>> factors;
+};
+
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    Block* block;
+    int thread;
+    bool done = false;
+};
+
+static std::vector<Fiber> fibers;
+static std::vector<Block> blocks;
+static Barrier cluster_barrier;
+static int current, task_now;
+static ucontext_t scheduler;
+
+static void wait(Barrier& barrier) {
+    int generation = barrier.generation;
+    if (++barrier.arrived == barrier.size) {
+        barrier.arrived = 0;
+        ++barrier.generation;
+    }
+    while (barrier.generation == generation) swapcontext(&fibers[current].context, &scheduler);
+}
+
+static int thread() { return fibers[current].thread; }
+static int task() { return task_now; }
+static int rank() { return fibers[current].block->rank; }
+static void block_sync() { wait(fibers[current].block->barrier); }
+static void cluster_sync() { wait(cluster_barrier); }
+
+static float shuffle_xor(float value, int bits) {
+    Block& block = *fibers[current].block;
+    Barrier& warp = block.warps[thread() / 32];
+    block.exchanged[thread()] = value;
+    wait(warp);
+    float others = block.exchanged[thread() ^ bits];
+    wait(warp);
+    return others;
+}
+
+static float fast_exp(float x) { return std::exp(x); }
+static float fast_log(float x) { return std::log(x); }
+static float fast_divide(float x, float y) { return x / y; }
+static float to_tf32(float x) { return x; }
+
+// A product of a warp, as cluster.cuh describes it; here in float32.
+static void multiply(float (&sums)[4], const float (&a)[4], float upper_b, float lower_b) {
+    Block& block = *fibers[current].block;
+    Barrier& warp = block.warps[thread() / 32];
+    auto* factors = block.factors.data() + thread() / 32 * 32;
+    int g = thread() % 32 / 4, t = thread() % 4;
+    factors[thread() % 32] = {a[0], a[1], a[2], a[3], upper_b, lower_b};
+    wait(warp);
+    for (int i = 0; i < 4; ++i)
+        for (int k = 0; k < 8; ++k)
+            sums[i] += factors[g * 4 + k % 4][k / 4 * 2 + i / 2] * factors[(2 * t + i % 2) * 4 + k % 4][4 + k / 4];
+    wait(warp);
+}
+
+static void copy_four(float* to, const float* from) {
+    for (int i = 0; i < 4; ++i) to[i] = from[i];
+}
+
+static void copies_done() {}
+
+struct alignas(16) Inbox {
+    int received, due, turns;
+
+    void open() { received = due = turns = 0; }
+
+    void send(int block, float* address, float value) {
+        auto there = [&](auto* here) {
+            char *own = (char*)fibers[current].block->memory.data(), *other = (char*)blocks[block].memory.data();
+            return (decltype(here))((char*)here - own + other);
+        };
+        *there(address) = value;
+        ++*there(&received);
+    }
+
+    void wait(int numbers, int turn) {
+        if (turn == turns) due += numbers, ++turns;
+        while (received < due) swapcontext(&fibers[current].context, &scheduler);
+    }
+};
+
+using Kernel = void (*)(void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*,
+                        void*, void*, void*, void*, void*, void*, void*, void*, void*, void*);
+
+static Kernel kernel;
+static void** arguments;  // twenty-four, those a kernel does not take being null
+
+static void fiber() {
+    void** a = arguments;
+    kernel(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16],
+           a[17], a[18], a[19], a[20], a[21], a[22], a[23]);
+    fibers[current].done = true;
+    swapcontext(&fibers[current].context, &scheduler);
+}
+
+// Returns whether all threads came to an end; if not, they wait for each other.
+extern "C" bool launch(Kernel of_kernel, int tasks, int cluster, int threads, int shared_bytes, bool backwards,
+                       void** of_arguments) {
+    kernel = of_kernel, arguments = of_arguments;
+    for (task_now = 0; task_now < tasks; ++task_now) {
+        blocks.assign(cluster, {});
+        fibers.assign(cluster * threads, {});
+        cluster_barrier = {cluster * threads};
+        for (int rank = 0; rank < cluster; ++rank) {
+            Block& block = blocks[rank];
+            block.rank = rank;
+            block.barrier = {threads};
+            block.warps.assign(threads / 32, {32});
+            block.memory.assign(shared_bytes / 4, std::numeric_limits<float>::quiet_NaN());
+            block.exchanged.assign(threads, 0);
+            block.factors.assign(threads, {});
+        }
+        for (size_t i = 0; i < fibers.size(); ++i) {
+            Fiber& own = fibers[i];
+            own.block = &blocks[i / threads];
+            own.thread = i % threads;
+            own.stack.resize(1 << 16);
+            getcontext(&own.context);
+            own.context.uc_stack.ss_sp = own.stack.data();
+            own.context.uc_stack.ss_size = own.stack.size();
+            makecontext(&own.context, fiber, 0);
+        }
+        size_t done = 0;
+        for (int round = 0; done < fibers.size(); ++round) {
+            if (round > 100000) return false;
+            done = 0;
+            for (size_t i = 0; i < fibers.size(); ++i) {
+                current = backwards ? fibers.size() - 1 - i : i;
+                if (!fibers[current].done) swapcontext(&scheduler, &fibers[current].context);
+                done += fibers[current].done;
+            }
+        }
+    }
+    return true;
+}
