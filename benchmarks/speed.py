@@ -73,7 +73,7 @@ def measure(shot: int, population: int, steps: int, tasks: int, repeats: int) ->
         return advance(state, Hyper(), key, training, optimiser, META_BATCH, 1)
 
     first = jax.tree.map(lambda leaf: leaf[0], (states, keys))
-    flops = cost(jax.jit(one_step).lower(*first, training).compile())
+    flops = jax.jit(one_step).lower(*first, training).cost_analysis()["flops"]  # as written, before XLA repeats some
     run = advancer(lanes, steps, META_BATCH, "global")
 
     def go():
@@ -146,11 +146,6 @@ def measure_plain(shot: int, steps: int, tasks: int, repeats: int) -> dict[str, 
         "meta_steps_per_second": round(steps / took, 1),
         "evaluation_tasks_per_second": round(tasks / seconds(lambda: score(numbers, testing), repeats), 1),
     }
-
-
-def cost(compiled: Any) -> float:
-    analysis = compiled.cost_analysis()
-    return float((analysis[0] if isinstance(analysis, list) else analysis)["flops"])
 
 
 def main() -> None:

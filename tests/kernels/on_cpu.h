@@ -1,6 +1,6 @@
 // Stands in for cluster.cuh, so that the kernels can be tested where there is no GPU: the threads of a cluster are
-// fibers, each run until it has to wait for others. `backwards` runs them in the opposite order, in which a missing
-// barrier shows; shared memory begins as NaN, in which a number never written shows.
+// fibers, each run until it has to wait for others, in one order or the other, or with warps that get no turn at random:
+// a missing barrier shows in one of these. Shared memory begins as NaN, in which a number never written shows.
 
 #include <ucontext.h>
 
@@ -133,8 +133,10 @@ static void fiber() {
     swapcontext(&fibers[current].context, &scheduler);
 }
 
+enum Order { FORWARDS, BACKWARDS, UNEVEN };
+
 // Returns whether all threads came to an end; if not, they wait for each other.
-extern "C" bool launch(Kernel of_kernel, int tasks, int cluster, int threads, int shared_bytes, bool backwards,
+extern "C" bool launch(Kernel of_kernel, int tasks, int cluster, int threads, int shared_bytes, int order,
                        void** of_arguments) {
     kernel = of_kernel, arguments = of_arguments;
     for (task_now = 0; task_now < tasks; ++task_now) {
@@ -164,9 +166,11 @@ extern "C" bool launch(Kernel of_kernel, int tasks, int cluster, int threads, in
         for (int round = 0; done < fibers.size(); ++round) {
             if (round > 100000) return false;
             done = 0;
+            bool waits = false;
             for (size_t i = 0; i < fibers.size(); ++i) {
-                current = backwards ? fibers.size() - 1 - i : i;
-                if (!fibers[current].done) swapcontext(&scheduler, &fibers[current].context);
+                current = order == BACKWARDS ? fibers.size() - 1 - i : i;
+                if (i % 32 == 0) waits = order == UNEVEN && std::rand() % 4 > 0;
+                if (!fibers[current].done && !waits) swapcontext(&scheduler, &fibers[current].context);
                 done += fibers[current].done;
             }
         }

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from metaleo.kernels import nvrtc
 from metaleo.model.gaussian import Slopes
+from metaleo.together import Arrays
 
 FOLDER = Path(__file__).parent
 CLUSTERS = (4, 2, 1)
@@ -27,7 +28,6 @@ MOST_SHARED = 227 * 1024
 MOST_LATENT = 64
 """A thread holds as many numbers of the decoder in its registers, three times over."""
 MOST_THREADS = 512
-Arrays = tuple[Array, ...]
 
 
 @dataclasses.dataclass(frozen=True)
