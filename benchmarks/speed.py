@@ -73,7 +73,8 @@ def measure(shot: int, population: int, steps: int, tasks: int, repeats: int) ->
         return advance(state, Hyper(), key, training, optimiser, META_BATCH, 1)
 
     first = jax.tree.map(lambda leaf: leaf[0], (states, keys))
-    flops = jax.jit(one_step).lower(*first, training).cost_analysis()["flops"]  # as written, before XLA repeats some
+    analysis: Any = jax.jit(one_step).lower(*first, training).cost_analysis()  # as written, before XLA repeats some
+    flops = float(analysis["flops"])
     run = advancer(lanes, steps, META_BATCH, "global")
 
     def go():

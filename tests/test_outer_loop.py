@@ -56,9 +56,19 @@ def test_first_step_is_the_learning_rate(episodes):
     np.testing.assert_allclose(moved[moved > 0], HYPER.learning_rate, rtol=2e-3)
 
 
-@functools.partial(jax.jit, static_argnames=("num_steps", "meta_batch"))
-def advance(state, hyper, key, episodes, num_steps, meta_batch=4):
-    return outer_loop.advance(state, hyper, key, episodes, outer_loop.make_optimiser(), meta_batch, num_steps)
+@functools.partial(jax.jit, static_argnames=("num_steps", "meta_batch", "unroll"))
+def advance(state, hyper, key, episodes, num_steps, meta_batch=4, unroll=1):
+    optimiser = outer_loop.make_optimiser()
+    return outer_loop.advance(state, hyper, key, episodes, optimiser, meta_batch, num_steps, unroll=unroll)
+
+
+def test_steps_in_twos_are_the_same_steps(episodes):
+    state = outer_loop.start(make_learner("meta-sgd"), outer_loop.make_optimiser())
+    ones, twos = (
+        advance(state, ARRAYS, jax.random.key(1), episodes["training"], num_steps=4, unroll=n)[0] for n in (1, 2)
+    )
+    assert twos.step == 4
+    assert close(ones.learner, twos.learner, 1e-6)
 
 
 def test_cutting_a_run_changes_nothing(episodes):

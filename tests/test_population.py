@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from metaleo import data
-from metaleo.population import fetch, lanes_for, side_by_side, spread
+from metaleo.kernels.inner_loop import SWITCHED_OFF
+from metaleo.population import MOST_WITH_KERNELS, fetch, lanes_for, side_by_side, spread
 from small import make_metaset
 
 
@@ -29,6 +30,19 @@ def test_filling_lanes_are_not_fetched():
 def test_side_by_side_is_each_alone(lanes):
     add = side_by_side(lambda x, y: {"sum": x + y}, lanes, (0, None))
     np.testing.assert_array_equal(add(jnp.arange(float(lanes)), jnp.float32(2))["sum"], np.arange(lanes) + 2)
+
+
+@pytest.mark.parametrize("lanes", [1, MOST_WITH_KERNELS, MOST_WITH_KERNELS + 1])
+def test_many_runs_are_left_to_xla(lanes):
+    seen = []
+
+    def look(x):
+        seen.append(SWITCHED_OFF.get())
+        return x
+
+    side_by_side(look, lanes, (0,))(jnp.arange(float(lanes)))
+    assert seen == [lanes > MOST_WITH_KERNELS]
+    assert not SWITCHED_OFF.get()
 
 
 TRAIN = (
