@@ -1,6 +1,5 @@
 """What is minimised: the loss of a task (Eq. 5), and the terms that are added to it (Eq. 6, Eq. 7)."""
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -9,25 +8,12 @@ from jaxtyping import Array, Bool, Float
 
 from metaleo.tasks.task import Batch
 
-FEW = 8
-"""Classes that are taken one by one."""
-
 
 def cross_entropy(
     logits: Float[Array, "*example way"], targets: Float[Array, "*example way"]
 ) -> Float[Array, "*example"]:
     """-w_y·x + log Σ_j exp(w_j·x), of each example (Eq. 5)."""
-    return -jnp.sum(targets * log_softmax(logits), axis=-1)
-
-
-def log_softmax(logits: Float[Array, "*example way"]) -> Float[Array, "*example way"]:
-    """`jax.nn.log_softmax`; on a GPU few classes are taken one by one, so that it takes one kernel and not three."""
-    if jax.default_backend() != "gpu" or logits.shape[-1] > FEW:
-        return jax.nn.log_softmax(logits)
-    classes = [logits[..., n] for n in range(logits.shape[-1])]
-    most = jax.lax.stop_gradient(functools.reduce(jnp.maximum, classes))
-    total = functools.reduce(jnp.add, (jnp.exp(one - most) for one in classes))
-    return logits - (most + jnp.log(total))[..., None]
+    return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
 
 
 def mean_where(values: Float[Array, " example"], mask: Bool[Array, " example"]) -> Float[Array, ""]:
