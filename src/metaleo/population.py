@@ -23,11 +23,7 @@ from metaleo.compiling import compiled
 from metaleo.config import Clip
 from metaleo.devices import AXIS, can_share, on_each, put
 from metaleo.errors import BadInput
-from metaleo.kernels.inner_loop import switched_off
-
-MOST_WITH_KERNELS = 4
-"""Runs side by side that our own kernels are for: they hurry, but do not share a GPU as well as XLA's do."""
-
+from metaleo.kernels.inner_loop import runs_at_once
 
 def join_hosts() -> None:
     """Become one of several processes, if the environment says so."""
@@ -94,19 +90,21 @@ def side_by_side(function: Callable[..., Any], lanes: int, axes: tuple[int | Non
     """`jax.vmap` over lanes, a part of them on each device; without the cost of an axis where there is one lane."""
     if lanes == 1:
         return alone(function, axes)
-    mapped = left_to_xla(jax.vmap(function, axes)) if lanes > MOST_WITH_KERNELS else jax.vmap(function, axes)
+    mapped = counted(jax.vmap(function, axes), lanes // jax.device_count())
     if jax.device_count() == 1:
         return mapped
     specs = tuple(Spec() if axis is None else Spec(AXIS) for axis in axes)
     return on_each(mapped, specs, Spec(AXIS))
 
 
-def left_to_xla(function: Callable[..., Any]) -> Callable[..., Any]:
-    def without_kernels(*arguments: PyTree) -> PyTree:
-        with switched_off():
+def counted(function: Callable[..., Any], lanes: int) -> Callable[..., Any]:
+    """The same, for kernels to know how many lanes a device has."""
+
+    def with_lanes(*arguments: PyTree) -> PyTree:
+        with runs_at_once(lanes):
             return function(*arguments)
 
-    return without_kernels
+    return with_lanes
 
 
 def alone(function: Callable[..., Any], axes: tuple[int | None, ...]) -> Callable[..., Any]:

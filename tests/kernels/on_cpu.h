@@ -46,7 +46,7 @@ struct Fiber {
 static std::vector<Fiber> fibers;
 static std::vector<Block> blocks;
 static Barrier cluster_barrier;
-static int current, task_now;
+static int current, cluster_now;
 static ucontext_t scheduler;
 
 static void wait(Barrier& barrier) {
@@ -59,7 +59,7 @@ static void wait(Barrier& barrier) {
 }
 
 static int thread() { return fibers[current].thread; }
-static int task() { return task_now; }
+static int cluster() { return cluster_now; }
 static int rank() { return fibers[current].block->rank; }
 static void block_sync() { wait(fibers[current].block->barrier); }
 static void cluster_sync() { wait(cluster_barrier); }
@@ -98,6 +98,15 @@ static void copy_four(float* to, const float* from) {
 }
 
 static void copies_done() {}
+static void copies_begun() {}
+template <int LATEST>
+static void copies_done_but() {}
+
+static void prefetch(const float*) {}
+
+using Short = float2;  // as exact as everything here
+static Short shorten(float x, float y) { return {x, y}; }
+static float2 lengthen(Short both) { return both; }
 
 struct alignas(16) Inbox {
     int received, due, turns;
@@ -136,19 +145,20 @@ static void fiber() {
 enum Order { FORWARDS, BACKWARDS, UNEVEN };
 
 // Returns whether all threads came to an end; if not, they wait for each other.
-extern "C" bool launch(Kernel of_kernel, int tasks, int cluster, int threads, int shared_bytes, int order,
+extern "C" bool launch(Kernel of_kernel, int clusters, int cluster_size, int threads, int shared_bytes, int order,
                        void** of_arguments) {
     kernel = of_kernel, arguments = of_arguments;
-    for (task_now = 0; task_now < tasks; ++task_now) {
-        blocks.assign(cluster, {});
-        fibers.assign(cluster * threads, {});
-        cluster_barrier = {cluster * threads};
-        for (int rank = 0; rank < cluster; ++rank) {
+    for (cluster_now = 0; cluster_now < clusters; ++cluster_now) {
+        blocks.assign(cluster_size, {});
+        fibers.assign(cluster_size * threads, {});
+        cluster_barrier = {cluster_size * threads};
+        for (int rank = 0; rank < cluster_size; ++rank) {
             Block& block = blocks[rank];
             block.rank = rank;
             block.barrier = {threads};
             block.warps.assign(threads / 32, {32});
-            block.memory.assign(shared_bytes / 4, std::numeric_limits<float>::quiet_NaN());
+            block.memory.assign(shared_bytes / 2,  // twice as much: numbers are not shortened here
+                                 std::numeric_limits<float>::quiet_NaN());
             block.exchanged.assign(threads, 0);
             block.factors.assign(threads, {});
         }

@@ -14,7 +14,7 @@ import pytest
 
 from metaleo.kernels import inner_loop as kernels
 from metaleo.kernels.adaptation import difference, trusted
-from metaleo.kernels.inner_loop import Shapes
+from metaleo.kernels.inner_loop import Shapes, few_runs, many_runs
 from metaleo.learners import LEO, Hyper, leo
 from metaleo.model.gaussian import Slopes
 from metaleo.model.network import linear
@@ -23,16 +23,19 @@ from metaleo.tasks import Task
 from metaleo.tasks.task import labelled
 from small import close
 
-TASKS = 2
 ORDERS = "forwards", "backwards", "uneven"
-CASES = {  # way, examples, latent, dim, latent steps, fine-tuning steps
-    "four blocks": (3, 3, 32, 128, 3, 3),
-    "two blocks": (3, 3, 16, 32, 2, 3),
-    "one block": (2, 3, 16, 16, 3, 2),
-    "examples in several parts": (2, 19, 32, 64, 2, 2),
-    "more classes than eight": (9, 10, 32, 64, 2, 2),
-    "one step": (3, 3, 16, 64, 1, 1),
-    "wide": (5, 5, 64, 192, 2, 2),
+CASES = {  # how tasks are cut, tasks, way, examples, latent, dim, latent steps, fine-tuning steps
+    "four blocks": (few_runs, 2, 3, 3, 32, 128, 3, 3),
+    "two blocks": (few_runs, 2, 3, 3, 16, 32, 2, 3),
+    "one block": (few_runs, 2, 2, 3, 16, 16, 3, 2),
+    "examples in several parts": (few_runs, 2, 2, 19, 32, 64, 2, 2),
+    "more classes than eight": (few_runs, 2, 9, 10, 32, 64, 2, 2),
+    "one step": (few_runs, 2, 3, 3, 16, 64, 1, 1),
+    "wide": (few_runs, 2, 5, 5, 64, 192, 2, 2),
+    "three tasks and one": (many_runs, 4, 5, 5, 64, 128, 3, 2),
+    "two tasks of nine classes and shots": (many_runs, 2, 8, 19, 16, 64, 2, 3),
+    "a task of many classes": (many_runs, 2, 11, 12, 24, 64, 1, 1),
+    "eight tasks": (many_runs, 8, 2, 3, 16, 192, 2, 2),
 }
 
 
@@ -43,53 +46,56 @@ def library(tmp_path_factory):
         pytest.skip("there is no C++ compiler")
     folder = tmp_path_factory.mktemp("kernels")
     prelude = (Path(__file__).parent / "on_cpu.h").read_text()
-    (folder / "kernels.cpp").write_text(prelude + (kernels.FOLDER / "inner_loop.cu").read_text())
     libraries = {}
 
-    def of_shapes(shapes, slopes):
-        if (shapes, slopes) not in libraries:
+    def of_cut(cut, slopes):
+        if (cut, slopes) not in libraries:
+            text = folder / "kernels.cpp"
+            text.write_text(prelude + kernels.source("common.cuh", cut.source))
             path = folder / f"{len(libraries)}.so"
-            constants = shapes.constants() | {"OFFICIAL": int(slopes.official), "INITIAL": f"{slopes.initial!r}f"}
+            constants = cut.constants() | {"OFFICIAL": int(slopes.official), "INITIAL": f"{slopes.initial!r}f"}
             defined = [f"-D{name}={value}" for name, value in constants.items()]
             flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", *defined]
-            subprocess.run(["g++", *flags, str(folder / "kernels.cpp"), "-o", str(path)], check=True)
-            libraries[shapes, slopes] = ctypes.CDLL(str(path))
-        return libraries[shapes, slopes]
+            subprocess.run(["g++", *flags, str(text), "-o", str(path)], check=True)
+            libraries[cut, slopes] = ctypes.CDLL(str(path))
+        return libraries[cut, slopes]
 
-    return of_shapes
+    return of_cut
 
 
 @pytest.fixture(params=ORDERS)
 def launch(request, library, monkeypatch):
     """Instead of the GPU's launches, these on the CPU."""
 
-    def launcher(name, shapes, slopes, results):
-        own = library(shapes, slopes)
+    def launcher(name, cut, slopes, results):
+        own, tasks = library(cut, slopes), cut.shapes.tasks
 
         def run(*arrays):
             inputs = [np.ascontiguousarray(array, np.float32) for array in arrays]
-            outputs = [np.full((shapes.tasks, *shape), np.nan, np.float32) for shape in results]
+            outputs = [np.full((tasks, *shape), np.nan, np.float32) for shape in results]
             pointers = [array.ctypes.data for array in (*inputs, *outputs)]
             arguments = (ctypes.c_void_p * 24)(*pointers, *[None] * (24 - len(pointers)))
-            sizes = shapes.tasks, shapes.cluster, shapes.threads, shapes.shared_bytes
+            sizes = cut.clusters, cut.cluster, cut.threads, cut.shared_bytes
             own.launch.restype = ctypes.c_bool
             assert own.launch(getattr(own, name), *sizes, ORDERS.index(request.param), arguments), "a deadlock"
             return tuple(outputs)
 
-        shapes_of_results = tuple(jax.ShapeDtypeStruct((shapes.tasks, *shape), jnp.float32) for shape in results)
+        shapes_of_results = tuple(jax.ShapeDtypeStruct((tasks, *shape), jnp.float32) for shape in results)
         return functools.partial(jax.pure_callback, run, shapes_of_results)
 
     monkeypatch.setattr(kernels, "launcher", launcher)
 
 
-@pytest.mark.parametrize(("case", "official"), [*((case, False) for case in CASES), ("four blocks", True)])
+@pytest.mark.parametrize(("case", "official"), [*((case, False) for case in CASES), ("four blocks", True), ("eight tasks", True)])
 def test_results_and_gradients(launch, case, official):
     """Of all that is learned, and of what lies before: codes and inputs."""
-    assert difference(Shapes(TASKS, *CASES[case]), Slopes(official, 0.4)) < 3e-5
+    way_to_cut, *sizes = CASES[case]
+    assert difference(way_to_cut(Shapes(*sizes)), Slopes(official, 0.4)) < 3e-5
 
 
 def test_kernels_that_go_wrong_are_not_used(launch, monkeypatch):
-    problem = Shapes(TASKS, *CASES["one step"]), Slopes(False, 0.1)
+    way_to_cut, *sizes = CASES["one step"]
+    problem = way_to_cut(Shapes(*sizes)), Slopes(False, 0.1)
     trusted.cache_clear()
     assert jax.jit(lambda x: x if trusted(*problem) else -x)(1.0) == 1  # asked for while something else is traced
     right = kernels.launcher
@@ -114,7 +120,8 @@ def test_kernels_that_go_wrong_are_not_used(launch, monkeypatch):
     trusted.cache_clear()
 
 
-def test_meta_gradient_with_kernels(launch, monkeypatch):
+@pytest.mark.parametrize("runs", [1, 100])
+def test_meta_gradient_with_kernels(launch, monkeypatch, runs):
     """From tasks and keys to the gradient of a learner, as in every meta-step."""
     learner = LEO.init(jax.random.key(0), linear(64), latent=16, latent_steps=2, finetune_steps=2)
     keys = jax.random.split(jax.random.key(1), 2)
@@ -131,29 +138,35 @@ def test_meta_gradient_with_kernels(launch, monkeypatch):
     monkeypatch.setattr(leo, "has_clusters", lambda: True)
     monkeypatch.setattr(kernels.nvrtc, "library", lambda: True)
     once_more = jax.jit(lambda *arguments: meta_gradient(*arguments))  # or JAX remembers what it traced
-    assert str(once_more.trace(*arguments).jaxpr).count("pure_callback[") == 2
-    assert close(once_more(*arguments), expected, 3e-5)
+    with kernels.runs_at_once(runs):
+        assert str(once_more.trace(*arguments).jaxpr).count("pure_callback[") == 2
+        assert close(once_more(*arguments), expected, 3e-5)
     trusted.cache_clear()
 
 
 def test_which_shapes_fit():
     paper = Shapes(12, 5, 5, 64, 640, 5, 5)
-    assert paper.fit
-    assert dataclasses.replace(paper, examples=25).fit
-    for change in ({"dim": 100}, {"latent": 60}, {"latent": 128}, {"latent_steps": 0}, {"finetune_steps": 0},
-                   {"dim": 4096}, {"examples": 200}):  # fmt: skip
-        assert not dataclasses.replace(paper, **change).fit, change
+    for way_to_cut in (few_runs, many_runs):
+        assert way_to_cut(paper)
+        assert way_to_cut(dataclasses.replace(paper, examples=25))
+        for change in ({"dim": 100}, {"latent": 60}, {"latent": 128}, {"latent_steps": 0}, {"finetune_steps": 0},
+                       {"dim": 4096}, {"examples": 200}):  # fmt: skip
+            assert way_to_cut(dataclasses.replace(paper, **change)) is None, change
+    assert few_runs(dataclasses.replace(paper, way=17, examples=17, latent_steps=2, finetune_steps=2))
+    assert many_runs(dataclasses.replace(paper, way=17, examples=17, latent_steps=2, finetune_steps=2)) is None
 
 
 def test_when_kernels_are_used(monkeypatch):
-    paper = Shapes(12, 5, 5, 64, 640, 5, 5)
-    assert not kernels.usable(paper, jnp.dtype(jnp.float32))  # on a CPU
+    paper, single = Shapes(12, 5, 5, 64, 640, 5, 5), jnp.dtype(jnp.float32)
+    assert kernels.cut(paper, single) is None  # on a CPU
     monkeypatch.setattr(kernels, "has_clusters", lambda: True)
     monkeypatch.setattr(kernels.nvrtc, "library", lambda: True)
-    assert kernels.usable(paper, jnp.dtype(jnp.float32))
-    assert not kernels.usable(paper, jnp.dtype(jnp.float64))
-    with kernels.switched_off():
-        assert not kernels.usable(paper, jnp.dtype(jnp.float32))
+    assert kernels.cut(paper, single) == few_runs(paper)
+    assert kernels.cut(paper, jnp.dtype(jnp.float64)) is None
+    with kernels.runs_at_once(0):
+        assert kernels.cut(paper, single) is None
+    with kernels.runs_at_once(256):
+        assert kernels.cut(paper, single) == many_runs(paper)
     with jax.default_matmul_precision("highest"):
-        assert not kernels.usable(paper, jnp.dtype(jnp.float32))
-    assert kernels.usable(paper, jnp.dtype(jnp.float32))
+        assert kernels.cut(paper, single) is None
+    assert kernels.cut(paper, single) == few_runs(paper)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from metaleo.closed_form import as_rows, by_example, classes_first, code_descent, residuals_of_steps, weight_descent
-from metaleo.kernels.inner_loop import Shapes, adapt_backward, adapt_forward, switched_off, usable
+from metaleo.kernels.inner_loop import Cut, Shapes, adapt_backward, adapt_forward, cut, runs_at_once
 from metaleo.model.gaussian import Slopes
 from metaleo.together import Arrays, together
 
@@ -36,10 +36,11 @@ def adaptation(slopes: Slopes, latent_steps: int) -> Callable[..., Arrays]:
 
     def many(*arguments: Array) -> Any:
         *arrays, targets, mask = arguments
-        shapes = shapes_of(arrays[0], *arrays[5:7])
-        if not usable(shapes, arrays[0].dtype) or not trusted(dataclasses.replace(shapes, tasks=2), slopes):
+        shapes, dtype = shapes_of(arrays[0], *arrays[5:7]), arrays[0].dtype
+        here, tried = cut(shapes, dtype), cut(dataclasses.replace(shapes, tasks=TRIED), dtype)
+        if here is None or tried is None or not trusted(tried, slopes):
             return jax.vmap(one, (0, *[None] * 4, *[0] * 5))(*arguments)
-        results: Any = adapt_tasks(slopes, *arrays, *classes_first(targets, mask))
+        results: Any = adapt_tasks(here, slopes, *arrays, *classes_first(targets, mask))
         adapted, decoded, tuned, losses = results
         return adapted, decoded, tuned, losses[:, :latent_steps], losses[:, latent_steps:]
 
@@ -55,12 +56,13 @@ def shapes_of(
     return Shapes(tasks, way, examples, latent, dim, steps, finetune_inputs.shape[1])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def adapt_tasks(slopes: Slopes, *arguments: Array) -> Arrays:
-    return forward(slopes, *arguments)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def adapt_tasks(cut: Cut, slopes: Slopes, *arguments: Array) -> Arrays:
+    return forward(cut, slopes, *arguments)[0]
 
 
 def forward(
+    cut: Cut,
     slopes: Slopes,
     code: Float[Array, "task way latent"],
     to_mean: Float[Array, "latent dim"],
@@ -75,18 +77,16 @@ def forward(
 ) -> tuple[Arrays, Any]:
     given = to_mean, to_raw_scale, step_size, finetune_step_size, inputs, finetune_inputs, inputs @ to_mean.T, noise
     given = *given, targets, share
-    *results, codes, gradients, probabilities, raw = adapt_forward(
-        shapes_of(code, inputs, finetune_inputs), slopes, code, *given
-    )
+    *results, codes, gradients, probabilities, raw = adapt_forward(cut, slopes, code, *given)
     adapted, decoded, *_ = results
     return tuple(results), (given, adapted, decoded, codes, (gradients, probabilities, raw))
 
 
-def backward(slopes: Slopes, kept: Any, of_results: Arrays) -> tuple[Array | None, ...]:
+def backward(cut: Cut, slopes: Slopes, kept: Any, of_results: Arrays) -> tuple[Array | None, ...]:
     given, adapted, decoded, codes, path = kept
     to_mean, to_raw_scale, _, finetune_step_size, inputs, finetune_inputs, _, noise, targets, share = given
     of_code, of_step_size, of_finetune_step_size, of_gradients, of_logits, rights, of_means = adapt_backward(
-        shapes_of(adapted, inputs, finetune_inputs), slopes, *given, *path, *of_results
+        cut, slopes, *given, *path, *of_results
     )
     tasks, steps, way, latent = codes.shape
     lefts = jnp.stack([of_gradients, codes], axis=2).reshape(tasks, 2 * steps, way, latent)
@@ -138,16 +138,18 @@ def sums_before(steps: Float[Array, "task step way dim"]) -> Float[Array, "task 
 # Trust
 
 
+TRIED = 4
+"""Tasks that the kernels are tried on: more than a block takes of the paper's, and not a multiple."""
 TOLERATED = 0.02
 """Of the largest number of an array. Products in TF32 differ by a tenth of this; a kernel gone wrong, by all of it."""
 
 
 @functools.cache
-def trusted(shapes: Shapes, slopes: Slopes) -> bool:
+def trusted(cut: Cut, slopes: Slopes) -> bool:
     """Whether the kernels compute here what XLA does: tried once per process, before they are used."""
     try:
         with jax.ensure_compile_time_eval():
-            apart = difference(shapes, slopes)
+            apart = difference(cut, slopes)
         if apart <= TOLERATED:
             return True
         what = f"differ from XLA by {apart:.2g} on this GPU"
@@ -157,10 +159,10 @@ def trusted(shapes: Shapes, slopes: Slopes) -> bool:
     return False
 
 
-def difference(shapes: Shapes, slopes: Slopes) -> float:
+def difference(cut: Cut, slopes: Slopes) -> float:
     """Between the kernels and XLA, on random tasks with padding: the largest of all results and gradients, in terms of
     the largest number of each array."""
-    generator = np.random.default_rng(0)
+    shapes, generator = cut.shapes, np.random.default_rng(0)
 
     def normal(*shape: int) -> Float[Array, "..."]:
         return jnp.asarray(generator.normal(size=shape), jnp.float32)
@@ -185,11 +187,11 @@ def difference(shapes: Shapes, slopes: Slopes) -> float:
         adapted, decoded, tuned, *losses = adapt(*arguments, noise, targets, mask)
         return adapted, decoded, tuned, jnp.concatenate(losses, axis=1)
 
-    with switched_off():
+    with runs_at_once(0):
         expected, back = jax.vjp(jax.jit(by_xla), *arguments)
         of_results = tuple(normal(*result.shape) for result in expected)
         expected = *expected, *back(of_results)
-    own, kept = forward(slopes, *arguments, noise, *classes_first(targets, mask))
-    own = *own, *backward(slopes, kept, of_results)[: len(arguments)]
+    own, kept = forward(cut, slopes, *arguments, noise, *classes_first(targets, mask))
+    own = *own, *backward(cut, slopes, kept, of_results)[: len(arguments)]
     apart = (jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)) for a, b in zip(own, expected, strict=True))
     return float(np.max([*apart]))  # NaN, where there is one

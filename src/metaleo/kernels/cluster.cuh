@@ -1,10 +1,10 @@
 // What the kernels need of a GPU with clusters of blocks (compute capability 9.0 and later), and nothing else does.
 
-#define KERNEL extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(2 * DIM / CLUSTER)
+#define KERNEL extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS)
 #define SHARED(Type, name) extern __shared__ float4 shared_memory[]; Type& name = *reinterpret_cast<Type*>(shared_memory)
 
 __device__ inline int thread() { return threadIdx.x; }
-__device__ inline int task() { return blockIdx.x / CLUSTER; }
+__device__ inline int cluster() { return blockIdx.x / CLUSTER; }
 
 __device__ inline int rank() {
     unsigned rank;
@@ -49,6 +49,31 @@ __device__ inline void copy_four(float* to, const float* from) {
 }
 
 __device__ inline void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Those begun since the last call of this are a lot; waits for all lots but the latest ones.
+__device__ inline void copies_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LATEST>
+__device__ inline void copies_done_but() { asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory"); }
+
+// Asks for the 128 bytes around an address to be brought near.
+__device__ inline void prefetch(const float* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
+// Two numbers in 16 bits each, which have as many digits as the matrix units use.
+using Short = unsigned;
+
+__device__ inline Short shorten(float x, float y) {
+    Short result;
+    asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(result) : "f"(x), "f"(y));
+    return result;
+}
+
+__device__ inline float2 lengthen(Short both) {
+    float2 result;
+    asm("{ .reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+        : "=f"(result.x), "=f"(result.y)
+        : "r"(both));
+    return result;
+}
 
 // Counts what other blocks of the cluster have written here.
 struct alignas(16) Inbox {

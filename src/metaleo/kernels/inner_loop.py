@@ -1,4 +1,4 @@
-"""How the kernels of `inner_loop.cu` are cut to the shapes of a problem, and launched.
+"""How the kernels of the inner loop are cut to the shapes of a problem, and launched.
 
 Arrays have an axis of runs in front, each with a learner of its own, then one of tasks; `vmap` adds runs.
 """
@@ -21,13 +21,10 @@ from metaleo.model.gaussian import Slopes
 from metaleo.together import Arrays
 
 FOLDER = Path(__file__).parent
-CLUSTERS = (4, 2, 1)
-"""Blocks that share a task: as many of these as divide its features."""
 MOST_SHARED = 227 * 1024
 """Bytes of shared memory that a block may ask for on the GPUs that have clusters."""
-MOST_LATENT = 64
-"""A thread holds as many numbers of the decoder in its registers, three times over."""
-MOST_THREADS = 512
+FEW_RUNS = 6
+"""So many runs side by side leave room on a GPU, and are hurried; with more of them nothing is wasted instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,45 +39,79 @@ class Shapes:
     latent_steps: int
     finetune_steps: int
 
-    @property
-    def cluster(self) -> int:
-        return next((blocks for blocks in CLUSTERS if self.dim % (16 * blocks) == 0), 0)
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How the work on tasks of these shapes is shared out, by the kernels of one of the two sources."""
+
+    source: str
+    shapes: Shapes
+    together: int
+    """Tasks that are taken by one cluster of blocks."""
+    cluster: int
+    """Blocks of a cluster."""
+    threads: int
+    shared_bytes: int
+    """`sizeof(Shared)`."""
 
     @property
-    def slice(self) -> int:
-        return self.dim // self.cluster
-
-    @property
-    def threads(self) -> int:
-        return 2 * self.slice
-
-    @property
-    def shared_bytes(self) -> int:
-        """`sizeof(Shared)`."""
-        pairs, codes, steps = self.way * self.examples, self.way * self.latent, self.latent_steps + self.finetune_steps
-        room = 8 * -(-self.way // 8)  # for classes, in eights
-        long, wide = apart(self.latent), apart(self.slice)
-        padded = 8 * -(-self.examples // 8) * room
-        inbox, parts = 4, self.cluster * max(pairs, codes)
-        return aligned(
-            max(self.latent_steps, self.finetune_steps) * self.examples * wide,
-            self.latent_steps * self.examples * long,
-            self.way * long, self.way * long, codes, self.way * wide, self.way * wide, steps * pairs, padded, padded,
-            steps * self.examples, self.threads // 32 * max(self.latent, self.examples) * room, pairs, self.examples,
-            self.latent, inbox, inbox, parts, parts,
-        )  # fmt: skip
-
-    @property
-    def fit(self) -> bool:
-        """Whether the kernels can be cut to these shapes."""
-        if not self.cluster or not 0 < self.latent <= MOST_LATENT or self.latent % 16 or self.threads > MOST_THREADS:
-            return False
-        return self.latent_steps > 0 and self.finetune_steps > 0 and self.shared_bytes <= MOST_SHARED
+    def clusters(self) -> int:
+        """For the tasks of a learner."""
+        return -(-self.shapes.tasks // self.together)
 
     def constants(self) -> dict[str, int | float]:
         """For the preprocessor."""
-        more = {"cluster": self.cluster, "shared_bytes": self.shared_bytes}
-        return {name.upper(): number for name, number in (dataclasses.asdict(self) | more).items()}
+        numbers = dataclasses.asdict(self.shapes)
+        numbers |= {name: getattr(self, name) for name in ("together", "cluster", "threads", "shared_bytes")}
+        return {name.upper(): number for name, number in numbers.items()}
+
+
+def few_runs(shapes: Shapes) -> Cut | None:
+    """A cluster for each task, and in it a slice of the features for each block: `few_runs.cu`, if it can do that."""
+    cluster = next((blocks for blocks in (4, 2, 1) if shapes.dim % (16 * blocks) == 0), 0)
+    threads = 2 * shapes.dim // max(1, cluster)
+    # a thread holds as many numbers of the decoder in its registers as a code has, three times over
+    if not cluster or not 0 < shapes.latent <= 64 or shapes.latent % 16 or threads > 512 or not has_steps(shapes):
+        return None
+    pairs, codes = shapes.way * shapes.examples, shapes.way * shapes.latent
+    steps = shapes.latent_steps + shapes.finetune_steps
+    room = eights(shapes.way)
+    long, wide = apart(shapes.latent), apart(shapes.dim // cluster)
+    padded = eights(shapes.examples) * room
+    inbox, parts = 4, cluster * max(pairs, codes)
+    shared_bytes = aligned(
+        max(shapes.latent_steps, shapes.finetune_steps) * shapes.examples * wide,
+        shapes.latent_steps * shapes.examples * long,
+        shapes.way * long, shapes.way * long, codes, shapes.way * wide, shapes.way * wide, steps * pairs, padded, padded,
+        steps * shapes.examples, threads // 32 * max(shapes.latent, shapes.examples) * room, pairs, shapes.examples,
+        shapes.latent, inbox, inbox, parts, parts,
+    )  # fmt: skip
+    return Cut("few_runs.cu", shapes, 1, cluster, threads, shared_bytes) if shared_bytes <= MOST_SHARED else None
+
+
+def many_runs(shapes: Shapes) -> Cut | None:
+    """A block for as many tasks as have sixteen classes together: `many_runs.cu`, if it can do that."""
+    together = min(16 // shapes.way, shapes.tasks)
+    warps = next((warps for warps in (8, 4) if shapes.dim % (16 * warps) == 0), 0)
+    # a thread holds as many weights in its registers as its warp has features, four times over
+    if not together or not 0 < shapes.dim <= 640 or not warps or shapes.latent % 8 or not has_steps(shapes):
+        return None
+    seen, threads, long = together * shapes.examples, 32 * warps, shapes.latent + 8
+    staged = seen if seen <= 16 else 1
+    residuals, logits = 16 * (eights(seen) + 8), seen * shapes.way
+    shared_bytes = 2 * shapes.latent * (shapes.dim + 8) + aligned(
+        16 * shapes.dim, staged * (shapes.dim + 4), staged * long, warps * max(logits, 16 * (shapes.latent + 4)), 16 * long,
+        residuals, residuals, logits, logits, seen, (shapes.latent_steps + shapes.finetune_steps) * seen,
+    )  # fmt: skip
+    return Cut("many_runs.cu", shapes, together, 1, threads, shared_bytes) if shared_bytes <= MOST_SHARED else None
+
+
+def has_steps(shapes: Shapes) -> bool:
+    return shapes.latent_steps > 0 and shapes.finetune_steps > 0
+
+
+def eights(number: int) -> int:
+    return 8 * -(-number // 8)
 
 
 def apart(width: int) -> int:
@@ -93,24 +124,26 @@ def aligned(*sizes: int) -> int:
     return sum(-(-size // 4) * 16 for size in sizes)
 
 
-SWITCHED_OFF = contextvars.ContextVar("SWITCHED_OFF", default=False)
+RUNS: contextvars.ContextVar[int] = contextvars.ContextVar("RUNS", default=1)
 
 
 @contextlib.contextmanager
-def switched_off(off: bool = True) -> Iterator[None]:
-    """What is traced in here is left to XLA: quicker where there are so many runs that the GPU is full anyway."""
-    token = SWITCHED_OFF.set(off)
+def runs_at_once(runs: int) -> Iterator[None]:
+    """What is traced in here is for so many runs side by side; for none, it is left to XLA."""
+    token = RUNS.set(runs)
     try:
         yield
     finally:
-        SWITCHED_OFF.reset(token)
+        RUNS.reset(token)
 
 
-def usable(shapes: Shapes, dtype: np.dtype) -> bool:
-    """Whether the kernels can do this here; they multiply as JAX does on a GPU unless more is asked for, in TF32."""
-    if dtype != jnp.float32 or SWITCHED_OFF.get() or jax.config.values["jax_default_matmul_precision"] not in TF32:
-        return False
-    return has_clusters() and nvrtc.library() is not None and shapes.fit
+def cut(shapes: Shapes, dtype: np.dtype) -> Cut | None:
+    """How the kernels do this here, if they can; they multiply as JAX does on a GPU unless more is asked for, in TF32."""
+    if dtype != jnp.float32 or RUNS.get() == 0 or jax.config.values["jax_default_matmul_precision"] not in TF32:
+        return None
+    if not has_clusters() or nvrtc.library() is None:
+        return None
+    return many_runs(shapes) if RUNS.get() > FEW_RUNS else few_runs(shapes) or many_runs(shapes)
 
 
 TF32 = (None, "default", "fastest", "tensorfloat32")
@@ -124,18 +157,19 @@ def has_clusters() -> bool:
     return float(device.compute_capability) >= 9
 
 
-def source() -> str:
-    return "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("cluster.cuh", "inner_loop.cu"))
+def source(*names: str) -> str:
+    return "".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
 
 
 @functools.cache
-def ptx(shapes: Shapes, slopes: Slopes) -> str:
+def ptx(cut: Cut, slopes: Slopes) -> str:
     scale = {"OFFICIAL": int(slopes.official), "INITIAL": float(slopes.initial)}
-    return nvrtc.compile_ptx(source(), shapes.constants() | scale, jax.devices()[0].compute_capability)
+    text = source("cluster.cuh", "common.cuh", cut.source)
+    return nvrtc.compile_ptx(text, cut.constants() | scale, jax.devices()[0].compute_capability)
 
 
 @functools.cache
-def launcher(name: str, shapes: Shapes, slopes: Slopes, results: tuple[tuple[int, ...], ...]) -> Callable[..., Arrays]:
+def launcher(name: str, cut: Cut, slopes: Slopes, results: tuple[tuple[int, ...], ...]) -> Callable[..., Arrays]:
     """A kernel as a function of arrays over tasks, and with results of these shapes for each task."""
 
     @custom_vmap
@@ -143,19 +177,19 @@ def launcher(name: str, shapes: Shapes, slopes: Slopes, results: tuple[tuple[int
         runs = len(arrays[0])
         call = jax.ffi.ffi_call(
             "__gpu$xla.gpu.ptx",
-            [jax.ShapeDtypeStruct((runs, shapes.tasks, *shape), jnp.float32) for shape in results],
+            [jax.ShapeDtypeStruct((runs, cut.shapes.tasks, *shape), jnp.float32) for shape in results],
         )
         numbers = {
-            "grid_x": runs * shapes.tasks * shapes.cluster, "grid_y": 1, "grid_z": 1,
-            "block_x": shapes.threads, "block_y": 1, "block_z": 1,
-            "shared_mem_bytes": shapes.shared_bytes,
+            "grid_x": runs * cut.clusters * cut.cluster, "grid_y": 1, "grid_z": 1,
+            "block_x": cut.threads, "block_y": 1, "block_z": 1,
+            "shared_mem_bytes": cut.shared_bytes,
         }  # fmt: skip
         return tuple(
             call(
                 *arrays,
                 name=name,
                 kernel_type="ptx",
-                kernel_data=ptx(shapes, slopes),
+                kernel_data=ptx(cut, slopes),
                 output_indices=tuple(np.int32(len(arrays) + i) for i in range(len(results))),
                 **{key: np.int32(number) for key, number in numbers.items()},
             )
@@ -176,21 +210,23 @@ def launcher(name: str, shapes: Shapes, slopes: Slopes, results: tuple[tuple[int
     return of_one_run
 
 
-def adapt_forward(shapes: Shapes, slopes: Slopes, *arrays: Array) -> Arrays:
+def adapt_forward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
     """(z, M, S, α of codes and of weights, inputs of latent and of fine-tuning steps, the former times Mᵀ, ε, targets,
     share) to z′, θ, θ′; the losses of all steps; of latent steps z and its gradient; of all steps the probabilities;
     and of latent steps and after them zS."""
+    shapes = cut.shapes
     latent, codes, weights = (shapes.latent_steps,), (shapes.way, shapes.latent), (shapes.way, shapes.dim)
     steps, pairs = (shapes.latent_steps + shapes.finetune_steps,), (shapes.way, shapes.examples)
     results = codes, weights, weights, steps, latent + codes, latent + codes, steps + pairs
-    return launcher("adapt_forward", shapes, slopes, (*results, (shapes.latent_steps + 1, *weights)))(*arrays)
+    return launcher("adapt_forward", cut, slopes, (*results, (shapes.latent_steps + 1, *weights)))(*arrays)
 
 
-def adapt_backward(shapes: Shapes, slopes: Slopes, *arrays: Array) -> Arrays:
+def adapt_backward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
     """(the same but for z; gradients, probabilities, zS; ∂/∂z′, ∂/∂θ, ∂/∂θ′, ∂/∂losses) to ∂/∂z, ∂/∂α of codes by class
     and of weights; of latent steps ∂/∂(their gradient) and of all steps ∂/∂logits; what goes into the gradient of S,
     two for each latent step and one after them, and of M."""
+    shapes = cut.shapes
     latent, codes, weights = (shapes.latent_steps,), (shapes.way, shapes.latent), (shapes.way, shapes.dim)
     steps, pairs = (shapes.latent_steps + shapes.finetune_steps,), (shapes.way, shapes.examples)
     results = codes, codes, (shapes.dim,), latent + codes, steps + pairs, (2 * shapes.latent_steps + 1, *weights)
-    return launcher("adapt_backward", shapes, slopes, (*results, weights))(*arrays)
+    return launcher("adapt_backward", cut, slopes, (*results, weights))(*arrays)

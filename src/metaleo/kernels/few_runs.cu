@@ -4,45 +4,19 @@
 // residuals are small, and every block has all of them. What is as wide as the features is only ever in slices, and
 // S stays in registers for all steps. Blocks exchange what is summed over all features: logits, and gradients of codes.
 //
-// Constants: WAY, EXAMPLES, LATENT, DIM, LATENT_STEPS, FINETUNE_STEPS, TASKS (that share a learner), CLUSTER,
-// SHARED_BYTES, OFFICIAL, INITIAL (σ where the decoder says 0). DIM / CLUSTER and LATENT are multiples of 16. A warp has
-// sixteen features.
+// DIM / CLUSTER and LATENT are multiples of 16. A warp has sixteen features.
 
-constexpr int SLICE = DIM / CLUSTER, THREADS = 2 * SLICE, WARPS = THREADS / 32;
-constexpr int STEPS = LATENT_STEPS + FINETUNE_STEPS;
+constexpr int SLICE = DIM / CLUSTER;
 constexpr int SLOTS = LATENT_STEPS > FINETUNE_STEPS ? LATENT_STEPS : FINETUNE_STEPS;
-constexpr int PAIRS = WAY * EXAMPLES, CODES = WAY * LATENT;
 constexpr int EIGHTS = (WAY + 7) / 8, ROOM = 8 * EIGHTS;  // classes in eights, as the products of a warp have them
 constexpr int PADDED = (EXAMPLES + 7) / 8 * 8;
 constexpr int OWN = 4 * EIGHTS;
 constexpr int WIDE = SLICE + 16 - SLICE % 32, LONG = LATENT + 16 - LATENT % 32;  // rows begin in different banks
-constexpr int GROUP = 8;  // threads to an example of a softmax
 constexpr int SIXTEENTHS = LATENT / 16;
 
-template <int SIZE>
-struct alignas(16) Array {
-    float at[SIZE];
-    __device__ float& operator[](int i) { return at[i]; }
-};
+static_assert(THREADS == 2 * SLICE, "how the features are cut");
 
-struct Slopes {
-    float scale, slope, bend;
-};
-
-// σ(raw), its first and its second derivative: `model/gaussian.py`.
-__device__ inline Slopes slopes(float raw) {
-#if OFFICIAL
-    float growth = fast_exp(raw), scale = growth - (1 - INITIAL);
-    float slope = scale > 1e-10f ? growth : 0;
-    return {fmaxf(scale, 1e-10f), slope, slope};
-#else
-    float small = fast_exp(-fabsf(raw)), share = fast_divide(raw >= 0 ? 1 : small, 1 + small);
-    float factor = INITIAL * 1.4426950408889634f;
-    return {factor * (fmaxf(raw, 0) + fast_log(1 + small)), factor * share, factor * share * (1 - share)};
-#endif
-}
-
-__device__ inline float4 four(const float* address) { return *reinterpret_cast<const float4*>(address); }
+__device__ inline int task() { return cluster(); }
 
 // Rows of global memory into rows of shared memory; their width is a multiple of four.
 __device__ inline void load_rows(float* to, int to_stride, const float* from, int from_stride, int rows, int width) {
@@ -58,11 +32,7 @@ __device__ inline void load(float* to, const float* from, int size) {
 
 // Products
 
-// A thread's place in those of its warp: its group of four threads, and the four numbers in a row that it reads of
-// sixteen that are summed over. The order of those does not matter, so it is one in which they are in a row.
-__device__ inline int warp() { return thread() / 32; }
-__device__ inline int group() { return thread() % 32 / 4; }
-__device__ inline int member() { return thread() % 4; }
+// Of sixteen numbers that are summed over, a thread reads four. Their order does not matter, so they are four in a row.
 
 // The weights that a thread looks after, as products lay them out: of two features, two classes of each eight.
 struct Owner {
@@ -293,31 +263,23 @@ struct Shared {
         exchange.wait(turn, PAIRS);
         for (int first = 0; first < EXAMPLES; first += THREADS / GROUP) {
             int e = first + thread() / GROUP;
-            float logits[EIGHTS], most = -3e38f, sum = 0, loss = 0;
+            float logits[EIGHTS], loss = 0;
 #pragma unroll
             for (int j = 0; j < EIGHTS; ++j) {
                 int n = thread() % GROUP + j * GROUP;
                 logits[j] = e < EXAMPLES && n < WAY ? exchange.total(turn, n * EXAMPLES + e, PAIRS) : -3e38f;
-                most = fmaxf(most, logits[j]);
             }
-#pragma unroll
-            for (int other = GROUP / 2; other > 0; other /= 2) most = fmaxf(most, shuffle_xor(most, other));
-#pragma unroll
-            for (int j = 0; j < EIGHTS; ++j) sum += fast_exp(logits[j] - most);
-#pragma unroll
-            for (int other = GROUP / 2; other > 0; other /= 2) sum += shuffle_xor(sum, other);
-            float log_total = most + fast_log(sum);
+            float total = log_total(logits);
 #pragma unroll
             for (int j = 0; j < EIGHTS; ++j) {
                 int n = thread() % GROUP + j * GROUP;
                 if (e >= EXAMPLES || n >= WAY) continue;
-                float probability = fast_exp(logits[j] - log_total);
+                float probability = fast_exp(logits[j] - total);
                 residuals[e * ROOM + n] = residual(probability, n, e);
                 probabilities[step * PAIRS + n * EXAMPLES + e] = probability;
-                loss += targets[n * EXAMPLES + e] * (log_total - logits[j]);
+                loss += targets[n * EXAMPLES + e] * (total - logits[j]);
             }
-#pragma unroll
-            for (int other = GROUP / 2; other > 0; other /= 2) loss += shuffle_xor(loss, other);
+            loss = sum_of_eight(loss);
             if (e < EXAMPLES && thread() % GROUP == 0) losses[step * EXAMPLES + e] = share[e] * loss;
         }
         block_sync();
@@ -337,8 +299,7 @@ struct Shared {
                 probability[j] = own ? probabilities[step * PAIRS + i] : 0;
                 mean += probability[j] * gradient[j];
             }
-#pragma unroll
-            for (int other = GROUP / 2; other > 0; other /= 2) mean += shuffle_xor(mean, other);
+            mean = sum_of_eight(mean);
 #pragma unroll
             for (int j = 0; j < EIGHTS; ++j) {
                 int n = thread() % GROUP + j * GROUP;
