@@ -98,9 +98,6 @@ static void copy_four(float* to, const float* from) {
 }
 
 static void copies_done() {}
-static void copies_begun() {}
-template <int LATEST>
-static void copies_done_but() {}
 
 static void prefetch(const float*) {}
 
@@ -108,11 +105,22 @@ using Short = float2;  // as exact as everything here
 static Short shorten(float x, float y) { return {x, y}; }
 static float2 lengthen(Short both) { return both; }
 
-struct alignas(16) Inbox {
+struct alignas(16) Arrival {
     int received, due, turns;
 
     void open() { received = due = turns = 0; }
+    void expect(int numbers) { due += numbers, ++turns; }
+    void wait(int turn) {
+        while (turn >= turns || received < due) swapcontext(&fibers[current].context, &scheduler);
+    }
+};
 
+static void copy_row(float* to, const float* from, int numbers, Arrival& arrival) {
+    for (int i = 0; i < numbers; ++i) to[i] = from[i];
+    arrival.received += numbers;
+}
+
+struct Inbox : Arrival {
     void send(int block, float* address, float value) {
         auto there = [&](auto* here) {
             char *own = (char*)fibers[current].block->memory.data(), *other = (char*)blocks[block].memory.data();
@@ -122,9 +130,9 @@ struct alignas(16) Inbox {
         ++*there(&received);
     }
 
-    void wait(int numbers, int turn) {
-        if (turn == turns) due += numbers, ++turns;
-        while (received < due) swapcontext(&fibers[current].context, &scheduler);
+    void receive(int numbers, int turn) {
+        if (turn == turns) expect(numbers);
+        wait(turn);
     }
 };
 

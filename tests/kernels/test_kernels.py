@@ -35,6 +35,8 @@ CASES = {  # how tasks are cut, tasks, way, examples, latent, dim, latent steps,
     "three tasks and one": (many_runs, 4, 5, 5, 64, 128, 3, 2),
     "two tasks of nine classes and shots": (many_runs, 2, 8, 19, 16, 64, 2, 3),
     "a task of many classes": (many_runs, 2, 11, 12, 24, 64, 1, 1),
+    "in two passes": (lambda shapes: many_runs(shapes, 125), 16, 4, 4, 16, 64, 2, 2),
+    "in passes that are not even": (lambda shapes: many_runs(shapes, 150), 10, 5, 5, 8, 64, 1, 2),
     "eight tasks": (many_runs, 8, 2, 3, 16, 192, 2, 2),
 }
 
@@ -166,7 +168,7 @@ def test_when_kernels_are_used(monkeypatch):
     with kernels.runs_at_once(0):
         assert kernels.cut(paper, single) is None
     with kernels.runs_at_once(256):
-        assert kernels.cut(paper, single) == many_runs(paper)
+        assert kernels.cut(paper, single) == many_runs(paper, 256)
     with jax.default_matmul_precision("highest"):
         assert kernels.cut(paper, single) is None
     assert kernels.cut(paper, single) == few_runs(paper)

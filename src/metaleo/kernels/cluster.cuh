@@ -50,11 +50,6 @@ __device__ inline void copy_four(float* to, const float* from) {
 
 __device__ inline void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Those begun since the last call of this are a lot; waits for all lots but the latest ones.
-__device__ inline void copies_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LATEST>
-__device__ inline void copies_done_but() { asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory"); }
-
 // Asks for the 128 bytes around an address to be brought near.
 __device__ inline void prefetch(const float* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
@@ -75,8 +70,8 @@ __device__ inline float2 lengthen(Short both) {
     return result;
 }
 
-// Counts what other blocks of the cluster have written here.
-struct alignas(16) Inbox {
+// Counts numbers that are on their way to the shared memory of a block.
+struct alignas(16) Arrival {
     unsigned long long barrier;
 
     __device__ void open() {
@@ -84,6 +79,34 @@ struct alignas(16) Inbox {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 
+    // Said by one thread, for each turn.
+    __device__ void expect(int numbers) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(in_shared(&barrier)), "r"(4 * numbers)
+                     : "memory");
+    }
+
+    // Waits for them, for the `turn`-th time.
+    __device__ void wait(int turn) {
+        unsigned come = 0;
+        while (!come)
+            asm volatile(
+                "{ .reg .pred come; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 come, [%1], %2;\n"
+                "selp.u32 %0, 1, 0, come; }"
+                : "=r"(come)
+                : "r"(in_shared(&barrier)), "r"(turn % 2)
+                : "memory");
+    }
+};
+
+// Numbers from global memory, a multiple of four of them.
+__device__ inline void copy_row(float* to, const float* from, int numbers, Arrival& arrival) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(in_shared(to)),
+                 "l"(from), "r"(4 * numbers), "r"(in_shared(&arrival.barrier))
+                 : "memory");
+}
+
+// Numbers from other blocks of the cluster.
+struct Inbox : Arrival {
     // Writes where `address` is in the shared memory of another block, and tells its inbox.
     __device__ void send(int block, float* address, float value) {
         unsigned there, its_barrier;
@@ -94,19 +117,8 @@ struct alignas(16) Inbox {
                      : "memory");
     }
 
-    // Waits for so many numbers, for the `turn`-th time.
-    __device__ void wait(int numbers, int turn) {
-        if (thread() == 0)
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(in_shared(&barrier)),
-                         "r"(4 * numbers)
-                         : "memory");
-        unsigned come = 0;
-        while (!come)
-            asm volatile(
-                "{ .reg .pred come; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 come, [%1], %2;\n"
-                "selp.u32 %0, 1, 0, come; }"
-                : "=r"(come)
-                : "r"(in_shared(&barrier)), "r"(turn % 2)
-                : "memory");
+    __device__ void receive(int numbers, int turn) {
+        if (thread() == 0) expect(numbers);
+        wait(turn);
     }
 };

@@ -151,7 +151,7 @@ struct Exchange {
         for (int block = 0; block < CLUSTER; ++block)
             inboxes[turn % 2].send(block, parts[turn % 2].at + rank() * size + i, value);
     }
-    __device__ void wait(int turn, int size) { inboxes[turn % 2].wait(CLUSTER * size, turn / 2); }
+    __device__ void wait(int turn, int size) { inboxes[turn % 2].receive(CLUSTER * size, turn / 2); }
 
     __device__ float total(int turn, int i, int size) {
         float sum = 0;

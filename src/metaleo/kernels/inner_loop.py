@@ -26,6 +26,9 @@ MOST_SHARED = 227 * 1024
 FEW_RUNS = 6
 """So many runs side by side leave room on a GPU, and are hurried; with more of them nothing is wasted instead."""
 
+FULL = 250
+"""Blocks, one to a multiprocessor, that keep the largest GPUs busy for two rounds."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
@@ -53,16 +56,18 @@ class Cut:
     threads: int
     shared_bytes: int
     """`sizeof(Shared)`."""
+    passes: int = 1
+    """How often a cluster does that, one after the other."""
 
     @property
     def clusters(self) -> int:
         """For the tasks of a learner."""
-        return -(-self.shapes.tasks // self.together)
+        return -(-self.shapes.tasks // (self.together * self.passes))
 
     def constants(self) -> dict[str, int | float]:
         """For the preprocessor."""
         numbers = dataclasses.asdict(self.shapes)
-        numbers |= {name: getattr(self, name) for name in ("together", "cluster", "threads", "shared_bytes")}
+        numbers |= {name: getattr(self, name) for name in ("together", "passes", "cluster", "threads", "shared_bytes")}
         return {name.upper(): number for name, number in numbers.items()}
 
 
@@ -89,8 +94,9 @@ def few_runs(shapes: Shapes) -> Cut | None:
     return Cut("few_runs.cu", shapes, 1, cluster, threads, shared_bytes) if shared_bytes <= MOST_SHARED else None
 
 
-def many_runs(shapes: Shapes) -> Cut | None:
-    """A block for as many tasks as have sixteen classes together: `many_runs.cu`, if it can do that."""
+def many_runs(shapes: Shapes, runs: int = 1) -> Cut | None:
+    """A block for as many tasks as have sixteen classes together, or several times as many where the GPU is full anyway:
+    `many_runs.cu`, if it can do that."""
     together = min(16 // shapes.way, shapes.tasks)
     warps = next((warps for warps in (8, 4) if shapes.dim % (16 * warps) == 0), 0)
     # a thread holds as many weights in its registers as its warp has features, four times over
@@ -100,10 +106,14 @@ def many_runs(shapes: Shapes) -> Cut | None:
     staged = seen if seen <= 16 else 1
     residuals, logits = 16 * (eights(seen) + 8), seen * shapes.way
     shared_bytes = 2 * shapes.latent * (shapes.dim + 8) + aligned(
-        16 * shapes.dim, staged * (shapes.dim + 4), staged * long, warps * max(logits, 16 * (shapes.latent + 4)), 16 * long,
-        residuals, residuals, logits, logits, seen, (shapes.latent_steps + shapes.finetune_steps) * seen,
+        16 * (shapes.dim + 4), staged * (shapes.dim + 4), staged * long, warps * max(logits, 16 * (shapes.latent + 4)), 16 * long,
+        residuals, residuals, logits, logits, seen, (shapes.latent_steps + shapes.finetune_steps) * seen, 4, 4, 4, 4,
     )  # fmt: skip
-    return Cut("many_runs.cu", shapes, together, 1, threads, shared_bytes) if shared_bytes <= MOST_SHARED else None
+    if shared_bytes > MOST_SHARED:
+        return None
+    parts = -(-shapes.tasks // together)
+    passes = min(parts, max(1, runs * parts // FULL))
+    return Cut("many_runs.cu", shapes, together, 1, threads, shared_bytes, -(-parts // -(-parts // passes)))
 
 
 def has_steps(shapes: Shapes) -> bool:
@@ -143,7 +153,8 @@ def cut(shapes: Shapes, dtype: np.dtype) -> Cut | None:
         return None
     if not has_clusters() or nvrtc.library() is None:
         return None
-    return many_runs(shapes) if RUNS.get() > FEW_RUNS else few_runs(shapes) or many_runs(shapes)
+    runs = RUNS.get()
+    return many_runs(shapes, runs) if runs > FEW_RUNS else few_runs(shapes) or many_runs(shapes)
 
 
 TF32 = (None, "default", "fastest", "tensorfloat32")
