@@ -109,11 +109,11 @@ def test_products_with_the_decoder(shot, steps):
     """Of a latent step four, all with the half of the scale: there and back, and the same for its derivative.
 
     Once in a meta-step: encoding, inputs through Mᵀ, mean and scale of the weights in the end; the last two on the
-    way back to the code; the gradients of encoder, M (of inputs, of the weights) and S (of all steps, of the
-    weights); and for their orthogonality one each there and back.
+    way back to the code; and the gradients of encoder, M (of inputs, of the weights) and S (of all steps, of the
+    weights).
     """
     lowered = lower(meta_step, *run_of(shot, latent_steps=steps))
-    assert len(decoder_products(lowered)) == 4 * steps + 4 + 2 + 5 + 4
+    assert len(decoder_products(lowered)) == 4 * steps + 4 + 2 + 5
 
 
 @SHOTS

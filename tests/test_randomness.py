@@ -170,14 +170,6 @@ def test_odd_numbers_of_normals_lose_only_the_last():
     np.testing.assert_array_equal(normals(KEY, (6,))[:5], normals(KEY, (5,)))
 
 
-@pytest.mark.parametrize("size", [6, 7])
-def test_normals_are_the_same_on_a_gpu(size, monkeypatch):
-    """There each of a pair is computed by itself."""
-    expected = normals(KEY, (size,))
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    np.testing.assert_allclose(normals(KEY, (size,)), expected, rtol=1e-6)
-
-
 def test_streams_of_normals_are_uncorrelated():
     first = np.asarray(normals(KEY, (SIZE,)), np.float64)
     for stream in (1, 2, 3):

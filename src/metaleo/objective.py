@@ -57,13 +57,17 @@ def l2(*weights: Float[Array, "..."]) -> Float[Array, ""]:
     return sum((jnp.sum(weight**2) for weight in weights), start=jnp.zeros((), weights[0].dtype)) / 2
 
 
-def orthogonality(*grams: Float[Array, "_ _"]) -> Float[Array, ""]:
-    """mean (C - I)², C the cosines between the rows of a decoder's layer, one per latent dimension (Eq. 7), from their
-    inner products. Of several layers, the mean."""
+def orthogonality(*layers: Float[Array, "_ _"]) -> Float[Array, ""]:
+    """mean (C - I)², C the cosines between the rows of a decoder's layer, one per latent dimension (Eq. 7).
 
-    def of_one(products: Float[Array, "latent latent"]) -> Float[Array, ""]:
-        to_unit = jax.lax.rsqrt(jnp.maximum(jnp.diagonal(products), 1e-24))
-        cosines = products * to_unit[:, None] * to_unit[None, :]
-        return jnp.mean((cosines - jnp.eye(len(cosines), dtype=cosines.dtype)) ** 2)
+    Of several layers, the mean.
+    """
 
-    return sum(map(of_one, grams), start=jnp.zeros((), grams[0].dtype)) / len(grams)
+    def of_one(weight: Float[Array, "latent out"]) -> Float[Array, ""]:
+        norms = jnp.linalg.norm(weight, axis=1, keepdims=True)
+        rows = weight / jnp.maximum(norms, 1e-12)
+        cosines = rows @ jax.lax.stop_gradient(rows).T  # symmetric: half of its gradient is the other half
+        mean = jnp.mean((cosines - jnp.eye(len(rows), dtype=rows.dtype)) ** 2)
+        return 2 * mean - jax.lax.stop_gradient(mean)
+
+    return sum(map(of_one, layers), start=jnp.zeros((), layers[0].dtype)) / len(layers)

@@ -19,15 +19,11 @@ ROUNDS = ((16, 0x21F0AAAD, 15, 0x735A2D97, 15), (16, 0x7FEB352D, 15, 0x846CA68B,
 
 def words(key: PRNGKeyArray, shape: tuple[int, ...], stream: int = 0) -> UInt32[Array, "*shape"]:
     """Random 32-bit words; another stream of the same key is independent of this one."""
+    first, second = jax.random.key_data(key).reshape(-1)[:2]
     size = math.prod(shape)
     if size >= 2**32:
         raise ValueError(f"a stream has 2³² words, not {size}")
-    return words_at(key, jax.lax.iota(jnp.uint32, size).reshape(shape), stream)
-
-
-def words_at(key: PRNGKeyArray, positions: UInt32[Array, "*shape"], stream: int) -> UInt32[Array, "*shape"]:
-    first, second = jax.random.key_data(key).reshape(-1)[:2]
-    x = positions * jnp.uint32(GOLDEN) + first
+    x = jax.lax.iota(jnp.uint32, size).reshape(shape) * jnp.uint32(GOLDEN) + first
     for start, (a, b, c, d, e) in zip(
         (jnp.uint32(0), second + jnp.uint32(stream * GOLDEN % 2**32)), ROUNDS, strict=True
     ):
@@ -50,20 +46,10 @@ def normals(key: PRNGKeyArray, shape: tuple[int, ...], stream: int = 0) -> Float
     """Standard normal numbers, in pairs (r cos φ, r sin φ) after Box and Muller."""
     size = math.prod(shape)
     half = -(-size // 2)
-    if jax.default_backend() == "gpu":  # each number by itself: joining halves would be a kernel of its own
-        position = jax.lax.iota(jnp.uint32, size)
-        second = position >= half
-        pair = jnp.where(second, position - jnp.uint32(half), position)
-        lengths, angles = (words_at(key, pair + jnp.uint32(start), stream) for start in (0, half))
-        cos, sin = on_the_circle(angles)
-        return (length(lengths) * jnp.where(second, sin, cos)).reshape(shape)
     lengths, angles = words(key, (2, half), stream)
+    radius = jnp.sqrt(-2 * jnp.log(unit(lengths)))
     cos, sin = on_the_circle(angles)
-    return jnp.concatenate([length(lengths) * cos, length(lengths) * sin])[:size].reshape(shape)
-
-
-def length(word: UInt32[Array, "*shape"]) -> Float[Array, "*shape"]:
-    return jnp.sqrt(-2 * jnp.log(unit(word)))
+    return jnp.concatenate([radius * cos, radius * sin])[:size].reshape(shape)
 
 
 def unit(word: UInt32[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -290,7 +290,7 @@ class LEO(Learner):
         trace: Trace = adaptation.trace
         loss, info = judge(adaptation.head, task.query, hyper, query_key, self.network)
         loss += hyper.l2 * l2(*jax.tree.leaves((self.encoder, self.relation, self.decoder)))
-        loss += hyper.orthogonality * orthogonality(*self.decoder.grams())
+        loss += hyper.orthogonality * orthogonality(*self.decoder.hidden, self.decoder.weight)
         if noise is not None:  # what shapes the encoder; in evaluation there are only codes
             penalty = encoder_penalty(trace.code, trace.adapted_code)
             loss += hyper.encoder_penalty * penalty

@@ -1,9 +1,6 @@
 """g_φd: a code to a Gaussian over the parameters that it stands for."""
 
-import functools
-
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -39,10 +36,6 @@ class Decoder(eqx.Module):
         """φ_d of the paper: both matrices side by side."""
         return jnp.concatenate([self.to_mean, self.to_raw_scale], axis=1)
 
-    def grams(self) -> list[Float[Array, "_ _"]]:
-        """Inner products between the rows of each layer."""
-        return [*map(gram, self.hidden), gram(self.to_mean, self.to_raw_scale)]
-
     @property
     def linear(self) -> bool:
         return not self.hidden and self.start is None
@@ -54,10 +47,3 @@ class Decoder(eqx.Module):
         features = through(self.hidden, code)
         mean = features @ self.to_mean
         return mean if self.start is None else self.start[None, :] + mean, features @ self.to_raw_scale
-
-
-def gram(*weights: Float[Array, "latent _"]) -> Float[Array, "latent latent"]:
-    """Inner products between the rows of matrices side by side, for what takes both triangles alike: then one half of the
-    gradient is as the other, and is computed once."""
-    products = functools.reduce(jnp.add, (weight @ jax.lax.stop_gradient(weight).T for weight in weights))
-    return 2 * products - jax.lax.stop_gradient(products)
