@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from metaleo import data
-from metaleo.kernels.inner_loop import RUNS
+from metaleo.kernels.launching import RUNS
 from metaleo.population import fetch, lanes_for, side_by_side, spread
 from small import make_metaset
 

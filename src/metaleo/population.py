@@ -23,7 +23,7 @@ from metaleo.compiling import compiled
 from metaleo.config import Clip
 from metaleo.devices import AXIS, can_share, on_each, put
 from metaleo.errors import BadInput
-from metaleo.kernels.inner_loop import runs_at_once
+from metaleo.kernels.launching import runs_at_once
 
 def join_hosts() -> None:
     """Become one of several processes, if the environment says so."""

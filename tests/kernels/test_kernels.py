@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from metaleo.kernels import inner_loop as kernels
-from metaleo.kernels.adaptation import difference, trusted
+from metaleo.kernels import adaptation, inner_loop, launching, query
 from metaleo.kernels.inner_loop import Shapes, few_runs, many_runs
-from metaleo.learners import LEO, Hyper, leo
+from metaleo.kernels.launching import runs_at_once, trusted
+from metaleo.kernels.query import Queries
+from metaleo.learners import LEO, Hyper, learner, leo
 from metaleo.model.gaussian import Slopes
 from metaleo.model.network import linear
 from metaleo.outer_loop import meta_gradient
@@ -53,10 +54,10 @@ def library(tmp_path_factory):
     def of_cut(cut, slopes):
         if (cut, slopes) not in libraries:
             text = folder / "kernels.cpp"
-            text.write_text(prelude + kernels.source("common.cuh", cut.source))
+            text.write_text(prelude + launching.source(*cut.sources))
             path = folder / f"{len(libraries)}.so"
-            constants = cut.constants() | {"OFFICIAL": int(slopes.official), "INITIAL": f"{slopes.initial!r}f"}
-            defined = [f"-D{name}={value}" for name, value in constants.items()]
+            constants = cut.constants() | ({} if slopes is None else launching.slopes_constants(slopes))
+            defined = [f"-D{name}={value!r}" for name, value in constants.items()]
             flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", *defined]
             subprocess.run(["g++", *flags, str(text), "-o", str(path)], check=True)
             libraries[cut, slopes] = ctypes.CDLL(str(path))
@@ -85,22 +86,28 @@ def launch(request, library, monkeypatch):
         shapes_of_results = tuple(jax.ShapeDtypeStruct((tasks, *shape), jnp.float32) for shape in results)
         return functools.partial(jax.pure_callback, run, shapes_of_results)
 
-    monkeypatch.setattr(kernels, "launcher", launcher)
+    monkeypatch.setattr(launching, "launcher", launcher)
 
 
 @pytest.mark.parametrize(("case", "official"), [*((case, False) for case in CASES), ("four blocks", True), ("eight tasks", True)])
 def test_results_and_gradients(launch, case, official):
     """Of all that is learned, and of what lies before: codes and inputs."""
     way_to_cut, *sizes = CASES[case]
-    assert difference(way_to_cut(Shapes(*sizes)), Slopes(official, 0.4)) < 3e-5
+    assert adaptation.difference(way_to_cut(Shapes(*sizes)), Slopes(official, 0.4)) < 3e-5
+
+
+@pytest.mark.parametrize("shapes", [(2, 5, 75, 128), (1, 2, 3, 64), (2, 11, 23, 192)])
+def test_loss_of_queries_and_its_gradient(launch, monkeypatch, shapes):
+    monkeypatch.setattr(query, "usable", lambda _: True)
+    assert query.difference(query.cut(Queries(*shapes), jnp.dtype(jnp.float32))) < 3e-5
 
 
 def test_kernels_that_go_wrong_are_not_used(launch, monkeypatch):
     way_to_cut, *sizes = CASES["one step"]
-    problem = way_to_cut(Shapes(*sizes)), Slopes(False, 0.1)
+    problem = adaptation.difference, way_to_cut(Shapes(*sizes)), Slopes(False, 0.1)
     trusted.cache_clear()
     assert jax.jit(lambda x: x if trusted(*problem) else -x)(1.0) == 1  # asked for while something else is traced
-    right = kernels.launcher
+    right = launching.launcher
 
     def wrong(name, *arguments):
         run = right(name, *arguments)
@@ -115,7 +122,7 @@ def test_kernels_that_go_wrong_are_not_used(launch, monkeypatch):
         raise RuntimeError("no such instruction\nat line 1")
 
     for launcher, message in ((wrong, "differ from XLA by 0.1 on"), (broken, r"do not work on this GPU \(no such")):
-        monkeypatch.setattr(kernels, "launcher", launcher)
+        monkeypatch.setattr(launching, "launcher", launcher)
         trusted.cache_clear()
         with pytest.warns(UserWarning, match=message):
             assert not trusted(*problem)
@@ -125,7 +132,7 @@ def test_kernels_that_go_wrong_are_not_used(launch, monkeypatch):
 @pytest.mark.parametrize("runs", [1, 100])
 def test_meta_gradient_with_kernels(launch, monkeypatch, runs):
     """From tasks and keys to the gradient of a learner, as in every meta-step."""
-    learner = LEO.init(jax.random.key(0), linear(64), latent=16, latent_steps=2, finetune_steps=2)
+    own = LEO.init(jax.random.key(0), linear(64), latent=16, latent_steps=2, finetune_steps=2)
     keys = jax.random.split(jax.random.key(1), 2)
 
     def batch(key, examples):
@@ -133,15 +140,15 @@ def test_meta_gradient_with_kernels(launch, monkeypatch, runs):
         return labelled(inputs, np.arange(examples) % 3, 3, jnp.arange(examples) < examples - 1)
 
     tasks = jax.vmap(lambda key: Task(batch(key, 4), batch(jax.random.fold_in(key, 1), 7)))(keys)
-    arguments = learner, tasks, Hyper(), keys
+    arguments = own, tasks, Hyper(), keys
     expected = jax.jit(meta_gradient)(*arguments)
     trusted.cache_clear()
-    monkeypatch.setattr(kernels, "has_clusters", lambda: True)
-    monkeypatch.setattr(leo, "has_clusters", lambda: True)
-    monkeypatch.setattr(kernels.nvrtc, "library", lambda: True)
+    for module in (launching, leo, learner):
+        monkeypatch.setattr(module, "has_clusters", lambda: True)
+    monkeypatch.setattr(launching.nvrtc, "library", lambda: True)
     once_more = jax.jit(lambda *arguments: meta_gradient(*arguments))  # or JAX remembers what it traced
-    with kernels.runs_at_once(runs):
-        assert str(once_more.trace(*arguments).jaxpr).count("pure_callback[") == 2
+    with runs_at_once(runs):
+        assert str(once_more.trace(*arguments).jaxpr).count("pure_callback[") == 3
         assert close(once_more(*arguments), expected, 3e-5)
     trusted.cache_clear()
 
@@ -158,17 +165,26 @@ def test_which_shapes_fit():
     assert many_runs(dataclasses.replace(paper, way=17, examples=17, latent_steps=2, finetune_steps=2)) is None
 
 
+def test_which_queries_fit(monkeypatch):
+    paper, single = Queries(12, 5, 75, 640), jnp.dtype(jnp.float32)
+    assert query.cut(paper, single) is None  # on a CPU
+    monkeypatch.setattr(query, "usable", lambda _: True)
+    assert query.cut(paper, single)
+    for change in ({"way": 17}, {"examples": 100}, {"dim": 1280}, {"dim": 100}):
+        assert query.cut(dataclasses.replace(paper, **change), single) is None, change
+
+
 def test_when_kernels_are_used(monkeypatch):
     paper, single = Shapes(12, 5, 5, 64, 640, 5, 5), jnp.dtype(jnp.float32)
-    assert kernels.cut(paper, single) is None  # on a CPU
-    monkeypatch.setattr(kernels, "has_clusters", lambda: True)
-    monkeypatch.setattr(kernels.nvrtc, "library", lambda: True)
-    assert kernels.cut(paper, single) == few_runs(paper)
-    assert kernels.cut(paper, jnp.dtype(jnp.float64)) is None
-    with kernels.runs_at_once(0):
-        assert kernels.cut(paper, single) is None
-    with kernels.runs_at_once(256):
-        assert kernels.cut(paper, single) == many_runs(paper, 256)
+    assert inner_loop.cut(paper, single) is None  # on a CPU
+    monkeypatch.setattr(launching, "has_clusters", lambda: True)
+    monkeypatch.setattr(launching.nvrtc, "library", lambda: True)
+    assert inner_loop.cut(paper, single) == few_runs(paper)
+    assert inner_loop.cut(paper, jnp.dtype(jnp.float64)) is None
+    with runs_at_once(0):
+        assert inner_loop.cut(paper, single) is None
+    with runs_at_once(256):
+        assert inner_loop.cut(paper, single) == many_runs(paper, 256)
     with jax.default_matmul_precision("highest"):
-        assert kernels.cut(paper, single) is None
-    assert kernels.cut(paper, single) == few_runs(paper)
+        assert inner_loop.cut(paper, single) is None
+    assert inner_loop.cut(paper, single) == few_runs(paper)

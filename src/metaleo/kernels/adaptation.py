@@ -6,7 +6,6 @@ XLA. `closed_form.py` has the same for latent steps and for fine-tuning apart, a
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from metaleo.closed_form import as_rows, by_example, classes_first, code_descent, residuals_of_steps, weight_descent
-from metaleo.kernels.inner_loop import Cut, Shapes, adapt_backward, adapt_forward, cut, runs_at_once
+from metaleo.kernels.inner_loop import Shapes, adapt_backward, adapt_forward, cut
+from metaleo.kernels.launching import Cut, apart_by, runs_at_once, trusted
 from metaleo.model.gaussian import Slopes
 from metaleo.together import Arrays, together
 
@@ -38,7 +38,7 @@ def adaptation(slopes: Slopes, latent_steps: int) -> Callable[..., Arrays]:
         *arrays, targets, mask = arguments
         shapes, dtype = shapes_of(arrays[0], *arrays[5:7]), arrays[0].dtype
         here, tried = cut(shapes, dtype), cut(dataclasses.replace(shapes, tasks=TRIED), dtype)
-        if here is None or tried is None or not trusted(tried, slopes):
+        if here is None or tried is None or not trusted(difference, tried, slopes):
             return jax.vmap(one, (0, *[None] * 4, *[0] * 5))(*arguments)
         results: Any = adapt_tasks(here, slopes, *arrays, *classes_first(targets, mask))
         adapted, decoded, tuned, losses = results
@@ -140,25 +140,6 @@ def sums_before(steps: Float[Array, "task step way dim"]) -> Float[Array, "task 
 
 TRIED = 4
 """Tasks that the kernels are tried on: more than a block takes of the paper's, and not a multiple."""
-TOLERATED = 0.02
-"""Of the largest number of an array. Products in TF32 differ by a tenth of this; a kernel gone wrong, by all of it."""
-
-
-@functools.cache
-def trusted(cut: Cut, slopes: Slopes) -> bool:
-    """Whether the kernels compute here what XLA does: tried once per process, before they are used."""
-    try:
-        with jax.ensure_compile_time_eval():
-            apart = difference(cut, slopes)
-        if apart <= TOLERATED:
-            return True
-        what = f"differ from XLA by {apart:.2g} on this GPU"
-    except RuntimeError as error:  # of NVRTC or XLA
-        what = f"do not work on this GPU ({str(error).splitlines()[0]})"
-    warnings.warn(f"kernels {what}: going on without them", stacklevel=2)
-    return False
-
-
 def difference(cut: Cut, slopes: Slopes) -> float:
     """Between the kernels and XLA, on random tasks with padding: the largest of all results and gradients, in terms of
     the largest number of each array."""
@@ -193,5 +174,4 @@ def difference(cut: Cut, slopes: Slopes) -> float:
         expected = *expected, *back(of_results)
     own, kept = forward(cut, slopes, *arguments, noise, *classes_first(targets, mask))
     own = *own, *backward(cut, slopes, kept, of_results)[: len(arguments)]
-    apart = (jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)) for a, b in zip(own, expected, strict=True))
-    return float(np.max([*apart]))  # NaN, where there is one
+    return apart_by(own, expected)

@@ -1,10 +1,8 @@
-// What both ways to cut the inner loop share: σ and its slopes, and a thread's place in the products of its warp.
+// What all kernels share: a thread's place in the products of its warp, and softmax.
 //
-// Constants: WAY, EXAMPLES, LATENT, DIM, LATENT_STEPS, FINETUNE_STEPS, TASKS (that share a learner), THREADS, CLUSTER,
-// SHARED_BYTES, OFFICIAL, INITIAL (σ where the decoder says 0).
+// Constants: TASKS (that share a learner), WAY, EXAMPLES, DIM, THREADS, CLUSTER, SHARED_BYTES.
 
-constexpr int WARPS = THREADS / 32, STEPS = LATENT_STEPS + FINETUNE_STEPS;
-constexpr int PAIRS = WAY * EXAMPLES, CODES = WAY * LATENT;
+constexpr int WARPS = THREADS / 32, PAIRS = WAY * EXAMPLES;
 constexpr int GROUP = 8;  // threads to an example of a softmax
 
 template <int SIZE>
@@ -44,21 +42,4 @@ __device__ inline float log_total(const float (&logits)[PARTS]) {
 #pragma unroll
     for (int j = 0; j < PARTS; ++j) sum += fast_exp(logits[j] - most);
     return most + fast_log(sum_of_eight(sum));
-}
-
-struct Slopes {
-    float scale, slope, bend;
-};
-
-// σ(raw), its first and its second derivative: `model/gaussian.py`.
-__device__ inline Slopes slopes(float raw) {
-#if OFFICIAL
-    float growth = fast_exp(raw), scale = growth - (1 - INITIAL);
-    float slope = scale > 1e-10f ? growth : 0;
-    return {fmaxf(scale, 1e-10f), slope, slope};
-#else
-    float small = fast_exp(-fabsf(raw)), share = fast_divide(raw >= 0 ? 1 : small, 1 + small);
-    float factor = INITIAL * 1.4426950408889634f;
-    return {factor * (fmaxf(raw, 0) + fast_log(1 + small)), factor * share, factor * share * (1 - share)};
-#endif
 }

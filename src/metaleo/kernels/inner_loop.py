@@ -1,31 +1,20 @@
-"""How the kernels of the inner loop are cut to the shapes of a problem, and launched.
+"""How the kernels of the inner loop are cut to the shapes of a problem, and launched."""
 
-Arrays have an axis of runs in front, each with a learner of its own, then one of tasks; `vmap` adds runs.
-"""
-
-import contextlib
-import contextvars
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from metaleo.kernels import nvrtc
+from metaleo.kernels import launching
+from metaleo.kernels.launching import MOST_SHARED, RUNS, Cut, aligned, apart, eights, usable
 from metaleo.model.gaussian import Slopes
 from metaleo.together import Arrays
 
-FOLDER = Path(__file__).parent
-MOST_SHARED = 227 * 1024
-"""Bytes of shared memory that a block may ask for on the GPUs that have clusters."""
 FEW_RUNS = 6
 """So many runs side by side leave room on a GPU, and are hurried; with more of them nothing is wasted instead."""
 
+FEW = "common.cuh", "slopes.cuh", "few_runs.cu"
+MANY = "common.cuh", "slopes.cuh", "weights.cuh", "many_runs.cu"
 FULL = 250
 """Blocks, one to a multiprocessor, that keep the largest GPUs busy for two rounds."""
 
@@ -41,34 +30,6 @@ class Shapes:
     dim: int
     latent_steps: int
     finetune_steps: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Cut:
-    """How the work on tasks of these shapes is shared out, by the kernels of one of the two sources."""
-
-    source: str
-    shapes: Shapes
-    together: int
-    """Tasks that are taken by one cluster of blocks."""
-    cluster: int
-    """Blocks of a cluster."""
-    threads: int
-    shared_bytes: int
-    """`sizeof(Shared)`."""
-    passes: int = 1
-    """How often a cluster does that, one after the other."""
-
-    @property
-    def clusters(self) -> int:
-        """For the tasks of a learner."""
-        return -(-self.shapes.tasks // (self.together * self.passes))
-
-    def constants(self) -> dict[str, int | float]:
-        """For the preprocessor."""
-        numbers = dataclasses.asdict(self.shapes)
-        numbers |= {name: getattr(self, name) for name in ("together", "passes", "cluster", "threads", "shared_bytes")}
-        return {name.upper(): number for name, number in numbers.items()}
 
 
 def few_runs(shapes: Shapes) -> Cut | None:
@@ -91,7 +52,7 @@ def few_runs(shapes: Shapes) -> Cut | None:
         steps * shapes.examples, threads // 32 * max(shapes.latent, shapes.examples) * room, pairs, shapes.examples,
         shapes.latent, inbox, inbox, parts, parts,
     )  # fmt: skip
-    return Cut("few_runs.cu", shapes, 1, cluster, threads, shared_bytes) if shared_bytes <= MOST_SHARED else None
+    return Cut(FEW, shapes, 1, cluster, threads, shared_bytes) if shared_bytes <= MOST_SHARED else None
 
 
 def many_runs(shapes: Shapes, runs: int = 1) -> Cut | None:
@@ -113,112 +74,19 @@ def many_runs(shapes: Shapes, runs: int = 1) -> Cut | None:
         return None
     parts = -(-shapes.tasks // together)
     passes = min(parts, max(1, runs * parts // FULL))
-    return Cut("many_runs.cu", shapes, together, 1, threads, shared_bytes, -(-parts // -(-parts // passes)))
+    return Cut(MANY, shapes, together, 1, threads, shared_bytes, -(-parts // -(-parts // passes)))
 
 
 def has_steps(shapes: Shapes) -> bool:
     return shapes.latent_steps > 0 and shapes.finetune_steps > 0
 
 
-def eights(number: int) -> int:
-    return 8 * -(-number // 8)
-
-
-def apart(width: int) -> int:
-    """So many numbers that rows of this width begin in different banks of shared memory."""
-    return width + 16 - width % 32
-
-
-def aligned(*sizes: int) -> int:
-    """Bytes of arrays of these many floats, each begun at a multiple of 16 bytes."""
-    return sum(-(-size // 4) * 16 for size in sizes)
-
-
-RUNS: contextvars.ContextVar[int] = contextvars.ContextVar("RUNS", default=1)
-
-
-@contextlib.contextmanager
-def runs_at_once(runs: int) -> Iterator[None]:
-    """What is traced in here is for so many runs side by side; for none, it is left to XLA."""
-    token = RUNS.set(runs)
-    try:
-        yield
-    finally:
-        RUNS.reset(token)
-
-
 def cut(shapes: Shapes, dtype: np.dtype) -> Cut | None:
-    """How the kernels do this here, if they can; they multiply as JAX does on a GPU unless more is asked for, in TF32."""
-    if dtype != jnp.float32 or RUNS.get() == 0 or jax.config.values["jax_default_matmul_precision"] not in TF32:
-        return None
-    if not has_clusters() or nvrtc.library() is None:
+    """How the kernels do this here, if they can."""
+    if not usable(dtype):
         return None
     runs = RUNS.get()
     return many_runs(shapes, runs) if runs > FEW_RUNS else few_runs(shapes) or many_runs(shapes)
-
-
-TF32 = (None, "default", "fastest", "tensorfloat32")
-
-
-def has_clusters() -> bool:
-    """Whether JAX computes on an NVIDIA GPU of compute capability 9.0 or later."""
-    device = jax.devices()[0]
-    if device.platform != "gpu" or "cuda" not in device.client.platform_version.lower():
-        return False
-    return float(device.compute_capability) >= 9
-
-
-def source(*names: str) -> str:
-    return "".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
-
-
-@functools.cache
-def ptx(cut: Cut, slopes: Slopes) -> str:
-    scale = {"OFFICIAL": int(slopes.official), "INITIAL": float(slopes.initial)}
-    text = source("cluster.cuh", "common.cuh", cut.source)
-    return nvrtc.compile_ptx(text, cut.constants() | scale, jax.devices()[0].compute_capability)
-
-
-@functools.cache
-def launcher(name: str, cut: Cut, slopes: Slopes, results: tuple[tuple[int, ...], ...]) -> Callable[..., Arrays]:
-    """A kernel as a function of arrays over tasks, and with results of these shapes for each task."""
-
-    @custom_vmap
-    def launch(*arrays: Float[Array, "run ..."]) -> Arrays:
-        runs = len(arrays[0])
-        call = jax.ffi.ffi_call(
-            "__gpu$xla.gpu.ptx",
-            [jax.ShapeDtypeStruct((runs, cut.shapes.tasks, *shape), jnp.float32) for shape in results],
-        )
-        numbers = {
-            "grid_x": runs * cut.clusters * cut.cluster, "grid_y": 1, "grid_z": 1,
-            "block_x": cut.threads, "block_y": 1, "block_z": 1,
-            "shared_mem_bytes": cut.shared_bytes,
-        }  # fmt: skip
-        return tuple(
-            call(
-                *arrays,
-                name=name,
-                kernel_type="ptx",
-                kernel_data=ptx(cut, slopes),
-                output_indices=tuple(np.int32(len(arrays) + i) for i in range(len(results))),
-                **{key: np.int32(number) for key, number in numbers.items()},
-            )
-        )
-
-    @launch.def_vmap
-    def more_runs(size: int, batched: list[bool], *arrays: Array) -> tuple[Arrays, tuple[bool, ...]]:
-        every = (
-            array if own else jnp.broadcast_to(array, (size, *array.shape))
-            for array, own in zip(arrays, batched, strict=True)
-        )
-        joined = launch(*(array.reshape(-1, *array.shape[2:]) for array in every))
-        return tuple(array.reshape(size, -1, *array.shape[1:]) for array in joined), (True,) * len(results)
-
-    def of_one_run(*arrays: Array) -> Arrays:
-        return tuple(array[0] for array in launch(*(array[None] for array in arrays)))
-
-    return of_one_run
 
 
 def adapt_forward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
@@ -229,7 +97,7 @@ def adapt_forward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
     latent, codes, weights = (shapes.latent_steps,), (shapes.way, shapes.latent), (shapes.way, shapes.dim)
     steps, pairs = (shapes.latent_steps + shapes.finetune_steps,), (shapes.way, shapes.examples)
     results = codes, weights, weights, steps, latent + codes, latent + codes, steps + pairs
-    return launcher("adapt_forward", cut, slopes, (*results, (shapes.latent_steps + 1, *weights)))(*arrays)
+    return launching.launcher("adapt_forward", cut, slopes, (*results, (shapes.latent_steps + 1, *weights)))(*arrays)
 
 
 def adapt_backward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
@@ -240,4 +108,4 @@ def adapt_backward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
     latent, codes, weights = (shapes.latent_steps,), (shapes.way, shapes.latent), (shapes.way, shapes.dim)
     steps, pairs = (shapes.latent_steps + shapes.finetune_steps,), (shapes.way, shapes.examples)
     results = codes, codes, (shapes.dim,), latent + codes, steps + pairs, (2 * shapes.latent_steps + 1, *weights)
-    return launcher("adapt_backward", cut, slopes, (*results, weights))(*arrays)
+    return launching.launcher("adapt_backward", cut, slopes, (*results, weights))(*arrays)

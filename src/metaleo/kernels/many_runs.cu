@@ -1,13 +1,11 @@
 // LEO's inner loop where the GPU is full: a block takes several tasks of a learner, and has all of S in shared memory.
 //
 // `few_runs.cu` hurries, this wastes nothing: results and names are the same. A product has sixteen rows, one for each
-// class of TOGETHER tasks. What is as wide as the features stays in registers, since the sums of one product are laid out
-// as the first factor of the next; each warp has QUADS times sixteen features. Threads exchange sums over all features:
-// logits, and gradients of codes.
+// class of TOGETHER tasks, and what is as wide as the features stays in registers (`weights.cuh`). Threads exchange sums
+// over all features: logits, and gradients of codes.
 //
-// Also constant: TOGETHER, and PASSES, how often a block does that. DIM is a multiple of 16 WARPS, LATENT of 8.
+// Also constant: TOGETHER, and PASSES, how often a block does that. LATENT is a multiple of 8.
 
-constexpr int ROWS = 16, QUADS = DIM / WARPS / 16, TILES = 2 * QUADS;
 constexpr int SEEN = TOGETHER * EXAMPLES, SEEN_EIGHTS = (SEEN + 7) / 8;
 constexpr int PARTS = (TASKS + TOGETHER - 1) / TOGETHER, BLOCKS = (PARTS + PASSES - 1) / PASSES;  // for a learner's tasks
 constexpr int LATENT_EIGHTS = LATENT / 8, CODE_SHARE = (ROWS * LATENT + THREADS - 1) / THREADS;
@@ -17,36 +15,7 @@ constexpr bool STAGED = SEEN <= ROWS;  // inputs are brought to shared memory ah
 constexpr int TWOS = (DIM + 8) / 2, WIDE = DIM + 4, LONG = LATENT + 8, OF_WARP = LATENT + 4, BROAD = 8 * SEEN_EIGHTS + 8;
 constexpr int OF_LOGITS = SEEN * WAY, OF_CODES = ROWS * OF_WARP;
 
-static_assert(DIM % (16 * WARPS) == 0 && TOGETHER * WAY <= ROWS, "how the tasks are cut");
-
-// What a thread has of the weights: of rows `group` and `group` + 8, and of every sixteen features four in a row. Column c
-// of a product is feature 2 c in one tile and 2 c + 1 in the next; a thread has columns 2 `member` and the one after it.
-using Weights = float[TILES][4];
-
-template <class Use>
-__device__ inline void each(Use use) {
-#pragma unroll
-    for (int tile = 0; tile < TILES; ++tile)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) use(tile, j);
-}
-
-// Its fours: which of the rows, from which feature on, and where they are.
-template <class Use>
-__device__ inline void each_four(Use use) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int quad = 0; quad < QUADS; ++quad) use(i, (warp() * QUADS + quad) * 16 + member() * 4, 2 * quad, 2 * i);
-}
-
-__device__ inline void put(Weights& own, int tile, int j, float4 numbers) {
-    own[tile][j] = numbers.x, own[tile + 1][j] = numbers.y, own[tile][j + 1] = numbers.z, own[tile + 1][j + 1] = numbers.w;
-}
-
-__device__ inline float4 take(const Weights& own, int tile, int j) {
-    return {own[tile][j], own[tile + 1][j], own[tile][j + 1], own[tile + 1][j + 1]};
-}
+static_assert(TOGETHER * WAY <= ROWS, "how the tasks are cut");
 
 __device__ inline int learner() { return cluster() / BLOCKS; }
 
@@ -85,36 +54,7 @@ struct Place {
     }
 };
 
-// Products. Two neighbours of eight numbers that are summed over belong to a thread.
-
-struct Left {
-    float at[4];
-    // eight columns of sixteen rows in shared memory
-    __device__ Left(const float* from, int stride) {
-        float2 upper = two(from + group() * stride + member() * 2), lower = two(from + (group() + 8) * stride + member() * 2);
-        at[0] = to_tf32(upper.x), at[1] = to_tf32(lower.x), at[2] = to_tf32(upper.y), at[3] = to_tf32(lower.y);
-    }
-    // the sums of another product
-    __device__ Left(const float (&sums)[4]) : at{to_tf32(sums[0]), to_tf32(sums[2]), to_tf32(sums[1]), to_tf32(sums[3])} {}
-};
-
-// Two tiles of columns, from two rows of the right factor.
-__device__ inline void multiply_columns(float (*sums)[4], const Left& left, float2 upper, float2 lower) {
-    multiply(sums[0], left.at, upper.x, lower.x);
-    multiply(sums[1], left.at, upper.y, lower.y);
-}
-
-// The sum over two tiles of the left factor, with four columns of the right one turned.
-__device__ inline void multiply_turned(float (&sums)[4], const Left& first, const Left& second, float4 right) {
-    multiply(sums, first.at, right.x, right.z);
-    multiply(sums, second.at, right.y, right.w);
-}
-
-__device__ inline float2 rounded(float2 x) { return {to_tf32(x.x), to_tf32(x.y)}; }
-__device__ inline float4 rounded(float4 x) { return {to_tf32(x.x), to_tf32(x.y), to_tf32(x.z), to_tf32(x.w)}; }
-
-// The order of columns where the right factor is turned: of examples, and of latent dimensions.
-__device__ inline int example_of(int column) { return column / 2 + column % 2 * 4; }
+// The order of columns where the decoder is turned.
 __device__ inline int latent_of(int column) { return column % 4 * 2 + column / 4; }
 
 struct Shared {
@@ -386,17 +326,7 @@ struct Inputs {
 
     // Σ_e r[n][e] x[e][d]
     __device__ void rows(const float* r, Weights& own) const {
-        each([&](int tile, int j) { own[tile][j] = 0; });
-#pragma unroll 2
-        for (int eight = 0; eight < SEEN_EIGHTS; ++eight) {
-            Left left(r + 8 * eight, BROAD);
-            const float *upper = row(8 * eight + 2 * member()), *lower = row(8 * eight + 2 * member() + 1);
-#pragma unroll
-            for (int quad = 0; quad < QUADS; ++quad) {
-                int d = (warp() * QUADS + quad) * 16 + 2 * group();
-                multiply_columns(own + 2 * quad, left, rounded(two(upper + d)), rounded(two(lower + d)));
-            }
-        }
+        sum_examples<SEEN_EIGHTS>(r, BROAD, [&](int e) { return row(e); }, own);
     }
 
     // sums += Σ_e r[n][e] p[e][l]: examples are shared out among the warps
@@ -415,10 +345,7 @@ struct Inputs {
 #pragma unroll 2
         for (int eight = 0; eight < SEEN_EIGHTS; ++eight) {
             float sums[4] = {};
-            const float* from = row(8 * eight + example_of(group())) + warp() * QUADS * 16 + 4 * member();
-#pragma unroll
-            for (int quad = 0; quad < QUADS; ++quad)
-                multiply_turned(sums, own[2 * quad], own[2 * quad + 1], rounded(four(from + 16 * quad)));
+            sum_features(own, row(8 * eight + example_of(group())), sums);
             if (codes)
                 for (int l = warp(); l < LATENT_EIGHTS; l += WARPS) {
                     float2 p = two(projected_row(8 * eight + example_of(group())) + 8 * l + 2 * member());

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from metaleo.closed_form import code_descent, weight_descent
 from metaleo.inner_loop import descend, descend_linear
 from metaleo.kernels.adaptation import adaptation
-from metaleo.kernels.inner_loop import has_clusters
+from metaleo.kernels.launching import has_clusters
 from metaleo.learners.learner import (
     CODE,
     SUPPORT,

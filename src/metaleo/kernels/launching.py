@@ -1,0 +1,187 @@
+"""Kernels: whether they can be used here, how they are cut to the shapes of a problem, compiled and launched.
+
+Arrays have an axis of runs in front, each with a learner of its own, then one of tasks; `vmap` adds runs.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+from jaxtyping import Array, Float
+
+from metaleo.kernels import nvrtc
+from metaleo.model.gaussian import Slopes
+from metaleo.together import Arrays
+
+FOLDER = Path(__file__).parent
+MOST_SHARED = 227 * 1024
+"""Bytes of shared memory that a block may ask for on the GPUs that have clusters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How the work on tasks of these shapes is shared out, by the kernels of some sources."""
+
+    sources: tuple[str, ...]
+    shapes: Any
+    """A dataclass of numbers: `tasks` that share a learner, and others."""
+    together: int
+    """Tasks that are taken by one cluster of blocks."""
+    cluster: int
+    """Blocks of a cluster."""
+    threads: int
+    shared_bytes: int
+    """`sizeof(Shared)`."""
+    passes: int = 1
+    """How often a cluster does that, one after the other."""
+
+    @property
+    def clusters(self) -> int:
+        """For the tasks of a learner."""
+        return -(-self.shapes.tasks // (self.together * self.passes))
+
+    def constants(self) -> dict[str, int | float]:
+        """For the preprocessor."""
+        numbers = dataclasses.asdict(self.shapes)
+        numbers |= {name: getattr(self, name) for name in ("together", "passes", "cluster", "threads", "shared_bytes")}
+        return {name.upper(): number for name, number in numbers.items()}
+
+
+def eights(number: int) -> int:
+    return 8 * -(-number // 8)
+
+
+def apart(width: int) -> int:
+    """So many numbers that rows of this width begin in different banks of shared memory."""
+    return width + 16 - width % 32
+
+
+def aligned(*sizes: int) -> int:
+    """Bytes of arrays of these many floats, each begun at a multiple of 16 bytes."""
+    return sum(-(-size // 4) * 16 for size in sizes)
+
+
+RUNS: contextvars.ContextVar[int] = contextvars.ContextVar("RUNS", default=1)
+
+
+@contextlib.contextmanager
+def runs_at_once(runs: int) -> Iterator[None]:
+    """What is traced in here is for so many runs side by side; for none, it is left to XLA."""
+    token = RUNS.set(runs)
+    try:
+        yield
+    finally:
+        RUNS.reset(token)
+
+
+def usable(dtype: np.dtype) -> bool:
+    """Whether kernels can be used here; they multiply as JAX does on a GPU unless more is asked for, in TF32."""
+    if dtype != jnp.float32 or RUNS.get() == 0 or jax.config.values["jax_default_matmul_precision"] not in TF32:
+        return False
+    return has_clusters() and nvrtc.library() is not None
+
+
+TF32 = (None, "default", "fastest", "tensorfloat32")
+
+
+def has_clusters() -> bool:
+    """Whether JAX computes on an NVIDIA GPU of compute capability 9.0 or later."""
+    device = jax.devices()[0]
+    if device.platform != "gpu" or "cuda" not in device.client.platform_version.lower():
+        return False
+    return float(device.compute_capability) >= 9
+
+
+def source(*names: str) -> str:
+    return "".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
+
+
+@functools.cache
+def ptx(cut: Cut, slopes: Slopes | None) -> str:
+    constants = cut.constants() | ({} if slopes is None else slopes_constants(slopes))
+    return nvrtc.compile_ptx(source("cluster.cuh", *cut.sources), constants, jax.devices()[0].compute_capability)
+
+
+def slopes_constants(slopes: Slopes) -> dict[str, int | float]:
+    return {"OFFICIAL": int(slopes.official), "INITIAL": float(slopes.initial)}
+
+
+@functools.cache
+def launcher(
+    name: str, cut: Cut, slopes: Slopes | None, results: tuple[tuple[int, ...], ...]
+) -> Callable[..., Arrays]:
+    """A kernel as a function of arrays over tasks, and with results of these shapes for each task."""
+
+    @custom_vmap
+    def launch(*arrays: Float[Array, "run ..."]) -> Arrays:
+        runs = len(arrays[0])
+        call = jax.ffi.ffi_call(
+            "__gpu$xla.gpu.ptx",
+            [jax.ShapeDtypeStruct((runs, cut.shapes.tasks, *shape), jnp.float32) for shape in results],
+        )
+        numbers = {
+            "grid_x": runs * cut.clusters * cut.cluster, "grid_y": 1, "grid_z": 1,
+            "block_x": cut.threads, "block_y": 1, "block_z": 1,
+            "shared_mem_bytes": cut.shared_bytes,
+        }  # fmt: skip
+        return tuple(
+            call(
+                *arrays,
+                name=name,
+                kernel_type="ptx",
+                kernel_data=ptx(cut, slopes),
+                output_indices=tuple(np.int32(len(arrays) + i) for i in range(len(results))),
+                **{key: np.int32(number) for key, number in numbers.items()},
+            )
+        )
+
+    @launch.def_vmap
+    def more_runs(size: int, batched: list[bool], *arrays: Array) -> tuple[Arrays, tuple[bool, ...]]:
+        every = (
+            array if own else jnp.broadcast_to(array, (size, *array.shape))
+            for array, own in zip(arrays, batched, strict=True)
+        )
+        joined = launch(*(array.reshape(-1, *array.shape[2:]) for array in every))
+        return tuple(array.reshape(size, -1, *array.shape[1:]) for array in joined), (True,) * len(results)
+
+    def of_one_run(*arrays: Array) -> Arrays:
+        return tuple(array[0] for array in launch(*(array[None] for array in arrays)))
+
+    return of_one_run
+
+
+# Trust
+
+
+TOLERATED = 0.02
+"""Of the largest number of an array. Products in TF32 differ by a tenth of this; a kernel gone wrong, by all of it."""
+
+
+@functools.cache
+def trusted(difference: Callable[..., float], *arguments: Any) -> bool:
+    """Whether kernels compute here what XLA does: tried once per process, before they are used."""
+    try:
+        with jax.ensure_compile_time_eval():
+            apart = difference(*arguments)
+        if apart <= TOLERATED:
+            return True
+        what = f"differ from XLA by {apart:.2g} on this GPU"
+    except RuntimeError as error:  # of NVRTC or XLA
+        what = f"do not work on this GPU ({str(error).splitlines()[0]})"
+    warnings.warn(f"kernels {what}: going on without them", stacklevel=2)
+    return False
+
+
+def apart_by(arrays: Arrays, expected: Arrays) -> float:
+    """The largest difference, in terms of the largest number of each array; NaN, where there is one."""
+    apart = (jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)) for a, b in zip(arrays, expected, strict=True))
+    return float(np.max([*apart]))
