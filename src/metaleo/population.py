@@ -25,6 +25,7 @@ from metaleo.devices import AXIS, can_share, on_each, put
 from metaleo.errors import BadInput
 from metaleo.kernels.launching import runs_at_once
 
+
 def join_hosts() -> None:
     """Become one of several processes, if the environment says so."""
     if "JAX_COORDINATOR_ADDRESS" not in os.environ:

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from metaleo.kernels import adaptation, inner_loop, launching, query
+from metaleo.kernels import inner_loop, launching
+from metaleo.kernels.adaptation import difference
 from metaleo.kernels.inner_loop import Shapes, few_runs, many_runs
 from metaleo.kernels.launching import runs_at_once, trusted
-from metaleo.kernels.query import Queries
-from metaleo.learners import LEO, Hyper, learner, leo
+from metaleo.learners import LEO, Hyper, leo
 from metaleo.model.gaussian import Slopes
 from metaleo.model.network import linear
 from metaleo.outer_loop import meta_gradient
@@ -56,8 +56,7 @@ def library(tmp_path_factory):
             text = folder / "kernels.cpp"
             text.write_text(prelude + launching.source(*cut.sources))
             path = folder / f"{len(libraries)}.so"
-            constants = cut.constants() | ({} if slopes is None else launching.slopes_constants(slopes))
-            defined = [f"-D{name}={value!r}" for name, value in constants.items()]
+            defined = [f"-D{name}={value!r}" for name, value in cut.constants(slopes).items()]
             flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", *defined]
             subprocess.run(["g++", *flags, str(text), "-o", str(path)], check=True)
             libraries[cut, slopes] = ctypes.CDLL(str(path))
@@ -89,22 +88,18 @@ def launch(request, library, monkeypatch):
     monkeypatch.setattr(launching, "launcher", launcher)
 
 
-@pytest.mark.parametrize(("case", "official"), [*((case, False) for case in CASES), ("four blocks", True), ("eight tasks", True)])
+@pytest.mark.parametrize(
+    ("case", "official"), [*((case, False) for case in CASES), ("four blocks", True), ("eight tasks", True)]
+)
 def test_results_and_gradients(launch, case, official):
     """Of all that is learned, and of what lies before: codes and inputs."""
     way_to_cut, *sizes = CASES[case]
-    assert adaptation.difference(way_to_cut(Shapes(*sizes)), Slopes(official, 0.4)) < 3e-5
-
-
-@pytest.mark.parametrize("shapes", [(2, 5, 75, 128), (1, 2, 3, 64), (2, 11, 23, 192)])
-def test_loss_of_queries_and_its_gradient(launch, monkeypatch, shapes):
-    monkeypatch.setattr(query, "usable", lambda _: True)
-    assert query.difference(query.cut(Queries(*shapes), jnp.dtype(jnp.float32))) < 3e-5
+    assert difference(way_to_cut(Shapes(*sizes)), Slopes(official, 0.4)) < 3e-5
 
 
 def test_kernels_that_go_wrong_are_not_used(launch, monkeypatch):
     way_to_cut, *sizes = CASES["one step"]
-    problem = adaptation.difference, way_to_cut(Shapes(*sizes)), Slopes(False, 0.1)
+    problem = difference, way_to_cut(Shapes(*sizes)), Slopes(False, 0.1)
     trusted.cache_clear()
     assert jax.jit(lambda x: x if trusted(*problem) else -x)(1.0) == 1  # asked for while something else is traced
     right = launching.launcher
@@ -143,12 +138,12 @@ def test_meta_gradient_with_kernels(launch, monkeypatch, runs):
     arguments = own, tasks, Hyper(), keys
     expected = jax.jit(meta_gradient)(*arguments)
     trusted.cache_clear()
-    for module in (launching, leo, learner):
+    for module in (launching, leo):
         monkeypatch.setattr(module, "has_clusters", lambda: True)
     monkeypatch.setattr(launching.nvrtc, "library", lambda: True)
     once_more = jax.jit(lambda *arguments: meta_gradient(*arguments))  # or JAX remembers what it traced
     with runs_at_once(runs):
-        assert str(once_more.trace(*arguments).jaxpr).count("pure_callback[") == 3
+        assert str(once_more.trace(*arguments).jaxpr).count("pure_callback[") == 2
         assert close(once_more(*arguments), expected, 3e-5)
     trusted.cache_clear()
 
@@ -163,15 +158,6 @@ def test_which_shapes_fit():
             assert way_to_cut(dataclasses.replace(paper, **change)) is None, change
     assert few_runs(dataclasses.replace(paper, way=17, examples=17, latent_steps=2, finetune_steps=2))
     assert many_runs(dataclasses.replace(paper, way=17, examples=17, latent_steps=2, finetune_steps=2)) is None
-
-
-def test_which_queries_fit(monkeypatch):
-    paper, single = Queries(12, 5, 75, 640), jnp.dtype(jnp.float32)
-    assert query.cut(paper, single) is None  # on a CPU
-    monkeypatch.setattr(query, "usable", lambda _: True)
-    assert query.cut(paper, single)
-    for change in ({"way": 17}, {"examples": 100}, {"dim": 1280}, {"dim": 100}):
-        assert query.cut(dataclasses.replace(paper, **change), single) is None, change
 
 
 def test_when_kernels_are_used(monkeypatch):

@@ -140,6 +140,8 @@ def sums_before(steps: Float[Array, "task step way dim"]) -> Float[Array, "task 
 
 TRIED = 4
 """Tasks that the kernels are tried on: more than a block takes of the paper's, and not a multiple."""
+
+
 def difference(cut: Cut, slopes: Slopes) -> float:
     """Between the kernels and XLA, on random tasks with padding: the largest of all results and gradients, in terms of
     the largest number of each array."""

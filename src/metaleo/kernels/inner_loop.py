@@ -1,12 +1,10 @@
 """How the kernels of the inner loop are cut to the shapes of a problem, and launched."""
 
-import dataclasses
-
 import numpy as np
 from jaxtyping import Array
 
 from metaleo.kernels import launching
-from metaleo.kernels.launching import MOST_SHARED, RUNS, Cut, aligned, apart, eights, usable
+from metaleo.kernels.launching import MOST_SHARED, RUNS, Cut, Shapes, aligned, apart, eights, usable
 from metaleo.model.gaussian import Slopes
 from metaleo.together import Arrays
 
@@ -17,19 +15,6 @@ FEW = "common.cuh", "slopes.cuh", "few_runs.cu"
 MANY = "common.cuh", "slopes.cuh", "weights.cuh", "many_runs.cu"
 FULL = 250
 """Blocks, one to a multiprocessor, that keep the largest GPUs busy for two rounds."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Shapes:
-    """Of the inner loop of tasks that share a learner."""
-
-    tasks: int
-    way: int
-    examples: int
-    latent: int
-    dim: int
-    latent_steps: int
-    finetune_steps: int
 
 
 def few_runs(shapes: Shapes) -> Cut | None:
@@ -48,27 +33,28 @@ def few_runs(shapes: Shapes) -> Cut | None:
     shared_bytes = aligned(
         max(shapes.latent_steps, shapes.finetune_steps) * shapes.examples * wide,
         shapes.latent_steps * shapes.examples * long,
-        shapes.way * long, shapes.way * long, codes, shapes.way * wide, shapes.way * wide, steps * pairs, padded, padded,
-        steps * shapes.examples, threads // 32 * max(shapes.latent, shapes.examples) * room, pairs, shapes.examples,
-        shapes.latent, inbox, inbox, parts, parts,
+        shapes.way * long, shapes.way * long, codes, shapes.way * wide, shapes.way * wide, steps * pairs, padded,
+        padded, steps * shapes.examples, threads // 32 * max(shapes.latent, shapes.examples) * room, pairs,
+        shapes.examples, shapes.latent, inbox, inbox, parts, parts,
     )  # fmt: skip
     return Cut(FEW, shapes, 1, cluster, threads, shared_bytes) if shared_bytes <= MOST_SHARED else None
 
 
 def many_runs(shapes: Shapes, runs: int = 1) -> Cut | None:
-    """A block for as many tasks as have sixteen classes together, or several times as many where the GPU is full anyway:
-    `many_runs.cu`, if it can do that."""
+    """A block for as many tasks as have sixteen classes together, or for several times as many where the GPU is full
+    anyway: `many_runs.cu`, if it can do that."""
     together = min(16 // shapes.way, shapes.tasks)
     warps = next((warps for warps in (8, 4) if shapes.dim % (16 * warps) == 0), 0)
     # a thread holds as many weights in its registers as its warp has features, four times over
     if not together or not 0 < shapes.dim <= 640 or not warps or shapes.latent % 8 or not has_steps(shapes):
         return None
     seen, threads, long = together * shapes.examples, 32 * warps, shapes.latent + 8
-    staged = seen if seen <= 16 else 1
+    staged, arrival = seen if seen <= 16 else 1, 4
     residuals, logits = 16 * (eights(seen) + 8), seen * shapes.way
     shared_bytes = 2 * shapes.latent * (shapes.dim + 8) + aligned(
-        16 * (shapes.dim + 4), staged * (shapes.dim + 4), staged * long, warps * max(logits, 16 * (shapes.latent + 4)), 16 * long,
-        residuals, residuals, logits, logits, seen, (shapes.latent_steps + shapes.finetune_steps) * seen, 4, 4, 4, 4,
+        16 * (shapes.dim + 4), staged * (shapes.dim + 4), staged * long, warps * max(logits, 16 * (shapes.latent + 4)),
+        16 * long, residuals, residuals, logits, logits, seen, (shapes.latent_steps + shapes.finetune_steps) * seen,
+        arrival, arrival, arrival, arrival,
     )  # fmt: skip
     if shared_bytes > MOST_SHARED:
         return None

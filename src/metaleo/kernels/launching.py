@@ -28,12 +28,24 @@ MOST_SHARED = 227 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
+class Shapes:
+    """Of the inner loop of tasks that share a learner."""
+
+    tasks: int
+    way: int
+    examples: int
+    latent: int
+    dim: int
+    latent_steps: int
+    finetune_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Cut:
     """How the work on tasks of these shapes is shared out, by the kernels of some sources."""
 
     sources: tuple[str, ...]
-    shapes: Any
-    """A dataclass of numbers: `tasks` that share a learner, and others."""
+    shapes: Shapes
     together: int
     """Tasks that are taken by one cluster of blocks."""
     cluster: int
@@ -49,11 +61,11 @@ class Cut:
         """For the tasks of a learner."""
         return -(-self.shapes.tasks // (self.together * self.passes))
 
-    def constants(self) -> dict[str, int | float]:
+    def constants(self, slopes: Slopes) -> dict[str, int | float]:
         """For the preprocessor."""
-        numbers = dataclasses.asdict(self.shapes)
+        numbers = dataclasses.asdict(self.shapes) | dataclasses.asdict(slopes)
         numbers |= {name: getattr(self, name) for name in ("together", "passes", "cluster", "threads", "shared_bytes")}
-        return {name.upper(): number for name, number in numbers.items()}
+        return {name.upper(): float(number) if name == "initial" else int(number) for name, number in numbers.items()}
 
 
 def eights(number: int) -> int:
@@ -106,19 +118,13 @@ def source(*names: str) -> str:
 
 
 @functools.cache
-def ptx(cut: Cut, slopes: Slopes | None) -> str:
-    constants = cut.constants() | ({} if slopes is None else slopes_constants(slopes))
-    return nvrtc.compile_ptx(source("cluster.cuh", *cut.sources), constants, jax.devices()[0].compute_capability)
-
-
-def slopes_constants(slopes: Slopes) -> dict[str, int | float]:
-    return {"OFFICIAL": int(slopes.official), "INITIAL": float(slopes.initial)}
+def ptx(cut: Cut, slopes: Slopes) -> str:
+    capability = jax.devices()[0].compute_capability
+    return nvrtc.compile_ptx(source("cluster.cuh", *cut.sources), cut.constants(slopes), capability)
 
 
 @functools.cache
-def launcher(
-    name: str, cut: Cut, slopes: Slopes | None, results: tuple[tuple[int, ...], ...]
-) -> Callable[..., Arrays]:
+def launcher(name: str, cut: Cut, slopes: Slopes, results: tuple[tuple[int, ...], ...]) -> Callable[..., Arrays]:
     """A kernel as a function of arrays over tasks, and with results of these shapes for each task."""
 
     @custom_vmap
@@ -181,7 +187,7 @@ def trusted(difference: Callable[..., float], *arguments: Any) -> bool:
     return False
 
 
-def apart_by(arrays: Arrays, expected: Arrays) -> float:
+def apart_by(arrays: tuple[Any, ...], expected: tuple[Any, ...]) -> float:
     """The largest difference, in terms of the largest number of each array; NaN, where there is one."""
     apart = (jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)) for a, b in zip(arrays, expected, strict=True))
     return float(np.max([*apart]))

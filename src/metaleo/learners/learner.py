@@ -9,9 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from metaleo.inner_loop import descend
-from metaleo.kernels.launching import has_clusters
-from metaleo.kernels.query import linear_loss
-from metaleo.model.heads import Head, LinearHead
+from metaleo.model.heads import Head
 from metaleo.model.network import Network
 from metaleo.objective import accuracy, cross_entropy, l2, query_loss
 from metaleo.randomness import masks
@@ -119,11 +117,7 @@ def judge(
     if network is not None:
         network.check(query)
         key = key if network.dropout else None
-    inputs = dropped(query, hyper, key, QUERY)
-    if key is not None and isinstance(head, LinearHead) and has_clusters():
-        loss, hits = linear_loss(head.weights, inputs, query.targets, query.mask)
-        return loss, {"query_loss": loss, "query_accuracy": hits}
-    predictions = jax.vmap(head)(inputs)
+    predictions = jax.vmap(head)(dropped(query, hyper, key, QUERY))
     loss = query_loss(predictions, query, cross_entropy if network is None else network.loss)
     info = {"query_loss": loss}
     if network is None or network.classifies:
