@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Int, PyTree
@@ -77,6 +76,15 @@ def own_share(array: Array | Int[Array, " task"], axis: int = 0) -> Array:
 
 
 def mean_over_devices(tree: PyTree) -> PyTree:
-    """Inside `on_each`: the mean of what the devices have, exchanged as one vector."""
-    vector, back = ravel_pytree(tree)
-    return back(jax.lax.pmean(vector, AXIS))
+    """Inside `on_each`: the mean of what the devices have, exchanged as one vector.
+
+    Array after array is written into it: joining them, XLA would compute them number by number, asking for each whose
+    turn it is.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    vector = jnp.zeros(ends[-1], leaves[0].dtype)
+    for leaf, end in zip(leaves, ends, strict=True):
+        vector = jax.lax.dynamic_update_slice(vector, leaf.reshape(-1), (end - leaf.size,))
+    parts = jnp.split(jax.lax.pmean(vector, AXIS), ends[:-1])
+    return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
