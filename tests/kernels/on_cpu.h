@@ -1,6 +1,6 @@
 // Stands in for cluster.cuh, so that the kernels can be tested where there is no GPU: the threads of a cluster are
 // fibers, each run until it has to wait for others, in one order or the other, or with warps that get no turn at random:
-// a missing barrier shows in one of these. Shared memory begins as NaN, in which a number never written shows.
+// a barrier or a wait that is missing shows in one of these. Shared memory begins as NaN, in which a number never written shows.
 
 #include <ucontext.h>
 
@@ -110,14 +110,38 @@ struct alignas(16) Arrival {
 
     void open() { received = due = turns = 0; }
     void expect(int numbers) { due += numbers, ++turns; }
-    void wait(int turn) {
-        while (turn >= turns || received < due) swapcontext(&fibers[current].context, &scheduler);
+    void wait(int turn);
+};
+
+// Copies are made at once, or as late as can be: when somebody waits for them.
+struct Copy {
+    float* to;
+    const float* from;
+    int numbers;
+    Arrival* arrival;
+
+    void make() const {
+        for (int i = 0; i < numbers; ++i) to[i] = from[i];
+        arrival->received += numbers;
     }
 };
 
+static bool late;
+static std::vector<Copy> copies;
+
 static void copy_row(float* to, const float* from, int numbers, Arrival& arrival) {
-    for (int i = 0; i < numbers; ++i) to[i] = from[i];
-    arrival.received += numbers;
+    Copy copy{to, from, numbers, &arrival};
+    late ? copies.push_back(copy) : copy.make();
+}
+
+void Arrival::wait(int turn) {
+    while (true) {
+        std::vector<Copy> others;
+        for (Copy& copy : copies) copy.arrival == this ? copy.make() : others.push_back(copy);
+        copies = others;
+        if (turn < turns && received >= due) return;
+        swapcontext(&fibers[current].context, &scheduler);
+    }
 }
 
 struct Inbox : Arrival {
@@ -155,11 +179,12 @@ enum Order { FORWARDS, BACKWARDS, UNEVEN };
 // Returns whether all threads came to an end; if not, they wait for each other.
 extern "C" bool launch(Kernel of_kernel, int clusters, int cluster_size, int threads, int shared_bytes, int order,
                        void** of_arguments) {
-    kernel = of_kernel, arguments = of_arguments;
+    kernel = of_kernel, arguments = of_arguments, late = order == BACKWARDS;
     for (cluster_now = 0; cluster_now < clusters; ++cluster_now) {
         blocks.assign(cluster_size, {});
         fibers.assign(cluster_size * threads, {});
         cluster_barrier = {cluster_size * threads};
+        copies.clear();
         for (int rank = 0; rank < cluster_size; ++rank) {
             Block& block = blocks[rank];
             block.rank = rank;
