@@ -148,6 +148,19 @@ def test_meta_gradient_with_kernels(launch, monkeypatch, runs):
     trusted.cache_clear()
 
 
+def test_arrays_that_are_too_long_are_launched_in_parts(monkeypatch):
+    """Kernels count in 32 bits."""
+    cut = many_runs(Shapes(2, 2, 2, 8, 64, 1, 1), 8)
+    monkeypatch.setattr(launching, "ptx", lambda *_: "")
+    monkeypatch.setattr(launching, "MOST_NUMBERS", 8 * 2 * 64 - 1)
+    launching.launcher.cache_clear()
+    run = jax.vmap(launching.launcher("adapt_forward", cut, Slopes(False, 0.1), ((64,),)))
+    traced = {runs: jax.make_jaxpr(run)(jnp.zeros((runs, 2, 3))) for runs in (1, 7, 8)}
+    assert [str(traced[runs].jaxpr).count("ffi_call[") for runs in traced] == [1, 1, 2]
+    assert [traced[runs].out_avals[0].shape for runs in traced] == [(runs, 2, 64) for runs in traced]
+    launching.launcher.cache_clear()
+
+
 def test_which_shapes_fit():
     paper = Shapes(12, 5, 5, 64, 640, 5, 5)
     for way_to_cut in (few_runs, many_runs):

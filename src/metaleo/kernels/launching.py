@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ from metaleo.together import Arrays
 FOLDER = Path(__file__).parent
 MOST_SHARED = 227 * 1024
 """Bytes of shared memory that a block may ask for on the GPUs that have clusters."""
+MOST_NUMBERS = 2**31 - 1
+"""Of an array that a kernel reads or writes: it counts in 32 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +133,13 @@ def launcher(name: str, cut: Cut, slopes: Slopes, results: tuple[tuple[int, ...]
     @custom_vmap
     def launch(*arrays: Float[Array, "run ..."]) -> Arrays:
         runs = len(arrays[0])
+        largest = max(*(array.size for array in arrays), *(runs * cut.shapes.tasks * math.prod(own) for own in results))
+        if runs > 1 and largest > MOST_NUMBERS:
+            halves = (
+                launch(*(array[: runs // 2] for array in arrays)),
+                launch(*(array[runs // 2 :] for array in arrays)),
+            )
+            return tuple(map(jnp.concatenate, zip(*halves, strict=True)))
         call = jax.ffi.ffi_call(
             "__gpu$xla.gpu.ptx",
             [jax.ShapeDtypeStruct((runs, cut.shapes.tasks, *shape), jnp.float32) for shape in results],
