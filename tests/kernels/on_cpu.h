@@ -33,6 +33,7 @@ struct Block {
     std::vector<float> memory;
     std::vector<float> exchanged;
     std::vector<std::array<float, 6>> factors;
+    std::vector<const float2*> rows;
 };
 
 struct Fiber {
@@ -103,7 +104,32 @@ static void prefetch(const float*) {}
 
 using Short = float2;  // as exact as everything here
 static Short shorten(float x, float y) { return {x, y}; }
-static float2 lengthen(Short both) { return both; }
+
+static void multiply_short(float (&sums)[4], const Short (&a)[4], Short upper_b, Short lower_b) {
+    // a product of sixteen is the sum of two of eight, in whatever order
+    multiply(sums, {a[0].x, a[1].x, a[0].y, a[1].y}, upper_b.x, upper_b.y);
+    multiply(sums, {a[2].x, a[3].x, a[2].y, a[3].y}, lower_b.x, lower_b.y);
+}
+
+template <class Pick>
+static void load(const Short* row, Short (&to)[4], Pick pick) {
+    Block& block = *fibers[current].block;
+    Barrier& warp = block.warps[thread() / 32];
+    auto* rows = block.rows.data() + thread() / 32 * 32;
+    rows[thread() % 32] = row;
+    wait(warp);
+    for (int i = 0; i < 4; ++i) to[i] = pick(rows + 8 * i, thread() % 32 / 4, thread() % 4);
+    wait(warp);
+}
+
+static void load_short(const Short* row, Short (&to)[4]) {
+    load(row, to, [](const Short** rows, int g, int t) { return rows[g][t]; });
+}
+
+static void load_short_turned(const Short* row, Short (&to)[4]) {
+    auto number = [](const Short* row, int i) { return i % 2 ? row[i / 2].y : row[i / 2].x; };
+    load(row, to, [&](const Short** rows, int g, int t) { return Short{number(rows[2 * t], g), number(rows[2 * t + 1], g)}; });
+}
 
 struct alignas(16) Arrival {
     int received, due, turns;
@@ -161,15 +187,15 @@ struct Inbox : Arrival {
 };
 
 using Kernel = void (*)(void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*,
-                        void*, void*, void*, void*, void*, void*, void*, void*, void*, void*);
+                        void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*);
 
 static Kernel kernel;
-static void** arguments;  // twenty-four, those a kernel does not take being null
+static void** arguments;  // twenty-five, those a kernel does not take being null
 
 static void fiber() {
     void** a = arguments;
     kernel(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16],
-           a[17], a[18], a[19], a[20], a[21], a[22], a[23]);
+           a[17], a[18], a[19], a[20], a[21], a[22], a[23], a[24]);
     fibers[current].done = true;
     swapcontext(&fibers[current].context, &scheduler);
 }
@@ -194,6 +220,7 @@ extern "C" bool launch(Kernel of_kernel, int clusters, int cluster_size, int thr
                                  std::numeric_limits<float>::quiet_NaN());
             block.exchanged.assign(threads, 0);
             block.factors.assign(threads, {});
+            block.rows.assign(threads, nullptr);
         }
         for (size_t i = 0; i < fibers.size(); ++i) {
             Fiber& own = fibers[i];

@@ -35,9 +35,9 @@ CASES = {  # how tasks are cut, tasks, way, examples, latent, dim, latent steps,
     "wide": (few_runs, 2, 5, 5, 64, 192, 2, 2),
     "three tasks and one": (many_runs, 4, 5, 5, 64, 128, 3, 2),
     "two tasks of nine classes and shots": (many_runs, 2, 8, 19, 16, 64, 2, 3),
-    "a task of many classes": (many_runs, 2, 11, 12, 24, 64, 1, 1),
+    "a task of many classes": (many_runs, 2, 11, 12, 48, 64, 1, 1),
     "in two passes": (lambda shapes: many_runs(shapes, 125), 16, 4, 4, 16, 64, 2, 2),
-    "in passes that are not even": (lambda shapes: many_runs(shapes, 150), 10, 5, 5, 8, 64, 1, 2),
+    "in passes that are not even": (lambda shapes: many_runs(shapes, 150), 10, 5, 5, 16, 64, 1, 2),
     "eight tasks": (many_runs, 8, 2, 3, 16, 192, 2, 2),
 }
 
@@ -76,7 +76,7 @@ def launch(request, library, monkeypatch):
             inputs = [np.ascontiguousarray(array, np.float32) for array in arrays]
             outputs = [np.full((tasks, *shape), np.nan, np.float32) for shape in results]
             pointers = [array.ctypes.data for array in (*inputs, *outputs)]
-            arguments = (ctypes.c_void_p * 24)(*pointers, *[None] * (24 - len(pointers)))
+            arguments = (ctypes.c_void_p * 25)(*pointers, *[None] * (25 - len(pointers)))
             sizes = cut.clusters, cut.cluster, cut.threads, cut.shared_bytes
             own.launch.restype = ctypes.c_bool
             assert own.launch(getattr(own, name), *sizes, ORDERS.index(request.param), arguments), "a deadlock"
@@ -150,7 +150,7 @@ def test_meta_gradient_with_kernels(launch, monkeypatch, runs):
 
 def test_arrays_that_are_too_long_are_launched_in_parts(monkeypatch):
     """Kernels count in 32 bits."""
-    cut = many_runs(Shapes(2, 2, 2, 8, 64, 1, 1), 8)
+    cut = many_runs(Shapes(2, 2, 2, 16, 64, 1, 1), 8)
     monkeypatch.setattr(launching, "ptx", lambda *_: "")
     monkeypatch.setattr(launching, "MOST_NUMBERS", 8 * 2 * 64 - 1)
     launching.launcher.cache_clear()

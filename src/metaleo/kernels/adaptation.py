@@ -77,9 +77,9 @@ def forward(
 ) -> tuple[Arrays, Any]:
     given = to_mean, to_raw_scale, step_size, finetune_step_size, inputs, finetune_inputs, inputs @ to_mean.T, noise
     given = *given, targets, share
-    *results, codes, gradients, probabilities, raw = adapt_forward(cut, slopes, code, *given)
-    adapted, decoded, *_ = results
-    return tuple(results), (given, adapted, decoded, codes, (gradients, probabilities, raw))
+    adapted, decoded, tuned, losses, codes, gradients, probabilities, *raw = adapt_forward(cut, slopes, code, *given)
+    path = gradients, probabilities, *(raw or (codes, adapted))  # of many runs zS is computed again
+    return (adapted, decoded, tuned, losses), (given, adapted, decoded, codes, path)
 
 
 def backward(cut: Cut, slopes: Slopes, kept: Any, of_results: Arrays) -> tuple[Array | None, ...]:

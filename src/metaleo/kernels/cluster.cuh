@@ -62,12 +62,29 @@ __device__ inline Short shorten(float x, float y) {
     return result;
 }
 
-__device__ inline float2 lengthen(Short both) {
-    float2 result;
-    asm("{ .reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
-        : "=f"(result.x), "=f"(result.y)
-        : "r"(both));
-    return result;
+// A product of a warp, 16 × 16 by 16 × 8, of pairs of such numbers. Thread 4g + t has, of the first factor, columns 2t and
+// 2t + 1 of rows g and g + 8, then columns 2t + 8 and 2t + 9 of them; of the second, rows 2t and 2t + 1, then 2t + 8 and
+// 2t + 9, of column g; of the sums what it has in `multiply`.
+__device__ inline void multiply_short(float (&sums)[4], const Short (&a)[4], Short upper_b, Short lower_b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(upper_b), "r"(lower_b));
+}
+
+// Four 8 × 8 matrices of such numbers from shared memory: thread 8i + r says where row r of the i-th is. Thread 4g + t gets
+// columns 2t and 2t + 1 of row g of each; where they are turned, rows 2t and 2t + 1 of column g.
+__device__ inline void load_short(const Short* row, Short (&to)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(in_shared(row))
+                 : "memory");
+}
+
+__device__ inline void load_short_turned(const Short* row, Short (&to)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(in_shared(row))
+                 : "memory");
 }
 
 // Counts numbers that are on their way to the shared memory of a block.

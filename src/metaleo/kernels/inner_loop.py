@@ -46,15 +46,15 @@ def many_runs(shapes: Shapes, runs: int = 1) -> Cut | None:
     together = min(16 // shapes.way, shapes.tasks)
     warps = next((warps for warps in (8, 4) if shapes.dim % (16 * warps) == 0), 0)
     # a thread holds as many weights in its registers as its warp has features, four times over
-    if not together or not 0 < shapes.dim <= 640 or not warps or shapes.latent % 8 or not has_steps(shapes):
+    if not together or not 0 < shapes.dim <= 640 or not warps or shapes.latent % 16 or not has_steps(shapes):
         return None
     seen, threads, long = together * shapes.examples, 32 * warps, shapes.latent + 8
     staged, arrival = seen if seen <= 16 else 1, 4
     residuals, logits = 16 * (eights(seen) + 8), seen * shapes.way
     shared_bytes = 2 * shapes.latent * (shapes.dim + 8) + aligned(
         16 * (shapes.dim + 4), staged * (shapes.dim + 4), staged * long, warps * max(logits, 16 * (shapes.latent + 4)),
-        16 * long, residuals, residuals, logits, logits, seen, (shapes.latent_steps + shapes.finetune_steps) * seen,
-        arrival, arrival, arrival, arrival,
+        16 * long, 16 * long, residuals, residuals, logits, logits, seen,
+        (shapes.latent_steps + shapes.finetune_steps) * seen, arrival, arrival,
     )  # fmt: skip
     if shared_bytes > MOST_SHARED:
         return None
@@ -78,16 +78,19 @@ def cut(shapes: Shapes, dtype: np.dtype) -> Cut | None:
 def adapt_forward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
     """(z, M, S, α of codes and of weights, inputs of latent and of fine-tuning steps, the former times Mᵀ, ε, targets,
     share) to z′, θ, θ′; the losses of all steps; of latent steps z and its gradient; of all steps the probabilities;
-    and of latent steps and after them zS."""
+    and, of few runs, of latent steps and after them zS."""
     shapes = cut.shapes
     latent, codes, weights = (shapes.latent_steps,), (shapes.way, shapes.latent), (shapes.way, shapes.dim)
     steps, pairs = (shapes.latent_steps + shapes.finetune_steps,), (shapes.way, shapes.examples)
+    results: tuple[tuple[int, ...], ...]
     results = codes, weights, weights, steps, latent + codes, latent + codes, steps + pairs
-    return launching.launcher("adapt_forward", cut, slopes, (*results, (shapes.latent_steps + 1, *weights)))(*arrays)
+    if cut.sources == FEW:
+        results = *results, (shapes.latent_steps + 1, *weights)
+    return launching.launcher("adapt_forward", cut, slopes, results)(*arrays)
 
 
 def adapt_backward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
-    """(the same but for z; gradients, probabilities, zS; ∂/∂z′, ∂/∂θ, ∂/∂θ′, ∂/∂losses) to ∂/∂z, ∂/∂α of codes by class
+    """(the same but for z; gradients, probabilities, and zS or, of many runs, z and z′; ∂/∂z′, ∂/∂θ, ∂/∂θ′, ∂/∂losses) to ∂/∂z, ∂/∂α of codes by class
     and of weights; of latent steps ∂/∂(their gradient) and of all steps ∂/∂logits; what goes into the gradient of S,
     two for each latent step and one after them, and of M."""
     shapes = cut.shapes

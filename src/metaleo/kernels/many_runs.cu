@@ -4,7 +4,7 @@
 // class of TOGETHER tasks, and what is as wide as the features stays in registers (`weights.cuh`). Threads exchange sums
 // over all features: logits, and gradients of codes.
 //
-// Also constant: TOGETHER, and PASSES, how often a block does that. LATENT is a multiple of 8.
+// Also constant: TOGETHER, and PASSES, how often a block does that. LATENT is a multiple of 16.
 
 constexpr int SEEN = TOGETHER * EXAMPLES, SEEN_EIGHTS = (SEEN + 7) / 8;
 constexpr int PARTS = (TASKS + TOGETHER - 1) / TOGETHER, BLOCKS = (PARTS + PASSES - 1) / PASSES;  // for a learner's tasks
@@ -54,26 +54,36 @@ struct Place {
     }
 };
 
-// The order of columns where the decoder is turned.
-__device__ inline int latent_of(int column) { return column % 4 * 2 + column / 4; }
+// Has rows brought to shared memory, each by another warp: what one thread asks for takes a while.
+template <class Copy>
+__device__ inline void each_row(int rows, Copy copy) {
+    int i = warp() + thread() % 32 * WARPS;
+    if (i < rows) copy(i);
+}
+
+// How often something has come to the shared memory that inputs and noise are brought to.
+struct Turns {
+    int of_wide = 0, of_inputs = 0;
+};
 
 struct Shared {
-    Short raw_scale[LATENT * TWOS];            // S
-    Array<ROWS * WIDE> wide;                   // noise of a step, or rows of M
+    Short raw_scale[LATENT * TWOS];            // S; of every sixteen features first those that are even
+    Array<ROWS * WIDE> wide;                   // noise of a step, or the inputs of every other fine-tuning step
     Array<(STAGED ? SEEN : 1) * WIDE> inputs;  // of a step
     Array<(STAGED ? SEEN : 1) * LONG> projected;
     Array<WARPS*(OF_LOGITS > OF_CODES ? OF_LOGITS : OF_CODES)> of_warps;
     Array<ROWS * LONG> codes;        // or what goes the same way
+    Array<ROWS * LONG> codes_then;   // backward: those of the way there
     Array<ROWS * BROAD> residuals;   // of classes and examples of different tasks: zero
     Array<ROWS * BROAD> of_logits;   // backward
     Array<OF_LOGITS> probabilities;  // backward
     Array<OF_LOGITS> targets;
     Array<SEEN> share;
     Array<STEPS * SEEN> losses;
-    Arrival of_noise, of_inputs, of_means[2];
+    Arrival of_wide, of_inputs;
 
     __device__ void open() {
-        if (thread() == 0) of_noise.open(), of_inputs.open(), of_means[0].open(), of_means[1].open();
+        if (thread() == 0) of_wide.open(), of_inputs.open();
         block_sync();
     }
 
@@ -82,8 +92,8 @@ struct Shared {
 #pragma unroll 8
         for (int i = thread(); i < LATENT * DIM / 4; i += THREADS) {
             float4 numbers = four(to_raw_scale + learner() * LATENT * DIM + 4 * i);
-            Short* to = raw_scale + i / (DIM / 4) * TWOS + i % (DIM / 4) * 2;
-            to[0] = shorten(numbers.x, numbers.y), to[1] = shorten(numbers.z, numbers.w);
+            Short* to = raw_scale + i / (DIM / 4) * TWOS + i % (DIM / 4) / 4 * 8 + i % 4;
+            to[0] = shorten(numbers.x, numbers.z), to[4] = shorten(numbers.y, numbers.w);
         }
     }
 
@@ -95,13 +105,13 @@ struct Shared {
 
     // Has the noise of a step brought here; and a thread's own of it, once it has come.
     __device__ void fetch_noise(const Place& place, const float* noise, int step) {
-        int n = thread() - 32;
-        if (n == 0) of_noise.expect(place.tasks * WAY * DIM);
-        if (n >= 0 && place.has(n))
-            copy_row(wide.at + n * WIDE, noise + place.row(n, LATENT_STEPS + 1, step) * DIM, DIM, of_noise);
+        if (thread() == 0) of_wide.expect(place.tasks * WAY * DIM);
+        each_row(place.tasks * WAY, [&](int n) {
+            copy_row(wide.at + n * WIDE, noise + place.row(n, LATENT_STEPS + 1, step) * DIM, DIM, of_wide);
+        });
     }
-    __device__ void read_noise(const Place& place, int turn, Weights& own) {
-        of_noise.wait(turn);
+    __device__ void read_noise(const Place& place, Turns& turns, Weights& own) {
+        of_wide.wait(turns.of_wide++);
         each_four([&](int i, int d, int tile, int j) {
             int n = group() + 8 * i;
             put(own, tile, j, four(wide.at + (place.has(n) ? n : 0) * WIDE + d));
@@ -192,7 +202,7 @@ struct Shared {
         for (int eight = 0; eight < LATENT_EIGHTS; ++eight) {
             float* to = of_warps.at + warp() * OF_CODES + group() * OF_WARP + 8 * eight;
 #pragma unroll
-            for (int j = 0; j < 4; ++j) to[j / 2 * 8 * OF_WARP + latent_of(2 * member() + j % 2)] = sums[eight][j];
+            for (int j = 0; j < 4; ++j) to[j / 2 * 8 * OF_WARP + 2 * member() + j % 2] = sums[eight][j];
         }
         block_sync();
 #pragma unroll
@@ -210,88 +220,109 @@ struct Shared {
 static_assert(sizeof(Shared) - LATENT * TWOS * (sizeof(Short) - 4) == SHARED_BYTES,
               "the launch reserves another amount of shared memory");
 
-// Half of the decoder: S, which is in shared memory, ...
-struct RawScale {
-    const Short* matrix;
-    __device__ void begin() const {}
-    __device__ void ready(int) const {}
-    __device__ void done(int) const {}
-    __device__ float2 two_of(int l, int d) const { return lengthen(matrix[l * TWOS + d / 2]); }
-    __device__ float4 four_of(int l, int d) const {
-        struct alignas(2 * sizeof(Short)) Pair {
-            Short first, second;
-        } pair = *reinterpret_cast<const Pair*>(matrix + l * TWOS + d / 2);
-        float2 first = lengthen(pair.first), second = lengthen(pair.second);
-        return {first.x, first.y, second.x, second.y};
+// A left factor in 16 bits, which end where others still have digits: each row is made one with a largest number of 1.
+struct Scaled {
+    float upper, lower;  // by which the sums of rows `group` and `group` + 8 have to be multiplied
+
+    template <int SIZE>
+    __device__ Scaled(const float (&numbers)[SIZE][4], Short (&left)[SIZE / 2][4]) : upper(0), lower(0) {
+#pragma unroll
+        for (int i = 0; i < SIZE; ++i) {
+            upper = fmaxf(upper, fmaxf(fabsf(numbers[i][0]), fabsf(numbers[i][1])));
+            lower = fmaxf(lower, fmaxf(fabsf(numbers[i][2]), fabsf(numbers[i][3])));
+        }
+#pragma unroll
+        for (int other = 1; other < 4; other *= 2) {
+            upper = fmaxf(upper, shuffle_xor(upper, other)), lower = fmaxf(lower, shuffle_xor(lower, other));
+        }
+        upper = fmaxf(upper, 1e-30f), lower = fmaxf(lower, 1e-30f);
+        float by_upper = fast_divide(1, upper), by_lower = fast_divide(1, lower);
+#pragma unroll
+        for (int i = 0; i < SIZE; ++i) {
+            left[i / 2][i % 2 * 2] = shorten(by_upper * numbers[i][0], by_upper * numbers[i][1]);
+            left[i / 2][i % 2 * 2 + 1] = shorten(by_lower * numbers[i][2], by_lower * numbers[i][3]);
+        }
+    }
+
+    template <int SIZE>
+    __device__ void undo(float (&sums)[SIZE][4]) const {
+#pragma unroll
+        for (int i = 0; i < SIZE; ++i) sums[i][0] *= upper, sums[i][1] *= upper, sums[i][2] *= lower, sums[i][3] *= lower;
     }
 };
 
-// ... or M, of which eight rows at a time are brought there, eight others being on their way.
-struct Mean {
-    Shared& shared;
-    const float* matrix;
-    int pass;
-
-    __device__ void fetch(int eight) const {
-        Arrival& arrival = shared.of_means[eight % 2];
-        int i = thread() - 32;
-        if (eight >= LATENT_EIGHTS || i < 0 || i >= 8) return;
-        if (i == 0) arrival.expect(8 * DIM);
-        copy_row(shared.wide.at + (eight % 2 * 8 + i) * WIDE, matrix + (8 * eight + i) * DIM, DIM, arrival);
-    }
-    __device__ void begin() const {
-        block_sync();  // nobody reads what was there
-        fetch(0);
-        fetch(1);
-    }
-    __device__ void ready(int eight) const {
-        shared.of_means[eight % 2].wait(pass * ((LATENT_EIGHTS + 1 - eight % 2) / 2) + eight / 2);
-    }
-    __device__ void done(int eight) const {
-        block_sync();
-        fetch(eight + 2);
-    }
-    __device__ const float* at(int l, int d) const { return shared.wide.at + l % 16 * WIDE + d; }
-    __device__ float2 two_of(int l, int d) const { return rounded(two(at(l, d))); }
-    __device__ float4 four_of(int l, int d) const { return rounded(four(at(l, d))); }
-};
-
-// codes × half of the decoder
-template <class Half>
-__device__ inline void decode(const float* codes, Half matrix, Weights& own) {
-    each([&](int tile, int j) { own[tile][j] = 0; });
-    matrix.begin();
+// zS
+__device__ inline void decode_scale(const float* codes, const Short* raw_scale, Weights& own) {
+    float numbers[LATENT_EIGHTS][4];
+    Short left[LATENT / 16][4], right[4];
 #pragma unroll
     for (int eight = 0; eight < LATENT_EIGHTS; ++eight) {
-        Left left(codes + 8 * eight, LONG);
-        int l = 8 * eight + 2 * member();
-        matrix.ready(eight);
+        const float* from = codes + group() * LONG + 8 * eight + 2 * member();
+        float2 upper = two(from), lower = two(from + 8 * LONG);
+        numbers[eight][0] = upper.x, numbers[eight][1] = upper.y, numbers[eight][2] = lower.x, numbers[eight][3] = lower.y;
+    }
+    Scaled scaled(numbers, left);
+    each([&](int tile, int j) { own[tile][j] = 0; });
+    int lane = thread() % 32;
+    const Short* from = raw_scale + lane % 16 * TWOS + warp() * QUADS * 8 + lane / 16 * 4;
+#pragma unroll
+    for (int l = 0; l < LATENT / 16; ++l)
 #pragma unroll
         for (int quad = 0; quad < QUADS; ++quad) {
-            int d = (warp() * QUADS + quad) * 16 + 2 * group();
-            multiply_columns(own + 2 * quad, left, matrix.two_of(l, d), matrix.two_of(l + 1, d));
+            load_short_turned(from + 16 * l * TWOS + 8 * quad, right);
+            multiply_short(own[2 * quad], left[l], right[0], right[1]);
+            multiply_short(own[2 * quad + 1], left[l], right[2], right[3]);
         }
-        matrix.done(eight);
+    scaled.undo(own);
+}
+
+// weights × Sᵀ: the part of this warp
+__device__ inline void encode_scale(const Weights& own, const Short* raw_scale, float (&sums)[LATENT_EIGHTS][4]) {
+    Short left[QUADS][4], right[4];
+    Scaled scaled(own, left);
+    int lane = thread() % 32;
+    const Short* from = raw_scale + (lane % 8 + lane / 16 * 8) * TWOS + warp() * QUADS * 8 + lane / 8 % 2 * 4;
+#pragma unroll
+    for (int eight = 0; eight < LATENT_EIGHTS; ++eight)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[eight][j] = 0;
+#pragma unroll
+    for (int quad = 0; quad < QUADS; ++quad)
+#pragma unroll
+        for (int l = 0; l < LATENT / 16; ++l) {
+            load_short(from + 16 * l * TWOS + 8 * quad, right);
+            multiply_short(sums[2 * l], left[quad], right[0], right[1]);
+            multiply_short(sums[2 * l + 1], left[quad], right[2], right[3]);
+        }
+    scaled.undo(sums);
+}
+
+// own += zM; M is used once, and stays where it is.
+__device__ inline void decode_mean(const float* codes, const float* to_mean, Weights& own) {
+#pragma unroll 2
+    for (int eight = 0; eight < LATENT_EIGHTS; ++eight) {
+        Left left(codes + 8 * eight, LONG);
+        const float* from = to_mean + (8 * eight + 2 * member()) * DIM + warp() * QUADS * 16 + 2 * group();
+        float2 upper[QUADS], lower[QUADS];
+#pragma unroll
+        for (int quad = 0; quad < QUADS; ++quad) upper[quad] = two(from + 16 * quad), lower[quad] = two(from + DIM + 16 * quad);
+#pragma unroll
+        for (int quad = 0; quad < QUADS; ++quad)
+            multiply_columns(own + 2 * quad, left, rounded(upper[quad]), rounded(lower[quad]));
     }
 }
 
-// sums += weights × half of the decoder, turned: the part of this warp
-template <class Half>
-__device__ inline void encode(const Weights& own, Half matrix, float (&sums)[LATENT_EIGHTS][4]) {
-    float left[TILES][4];
-    each([&](int tile, int j) { left[tile][j] = to_tf32(own[tile][j % 2 * 2 + j / 2]); });
-    matrix.begin();
+// sums += weights × Mᵀ: the part of this warp
+__device__ inline void encode_mean(const Weights& own, const float* to_mean, float (&sums)[LATENT_EIGHTS][4]) {
 #pragma unroll
-    for (int eight = 0; eight < LATENT_EIGHTS; ++eight) {
-        int l = 8 * eight + latent_of(group());
-        matrix.ready(eight);
+    for (int quad = 0; quad < QUADS; ++quad) {
+        Left first(own[2 * quad]), second(own[2 * quad + 1]);
+        const float* from = to_mean + group() * DIM + (warp() * QUADS + quad) * 16 + 4 * member();
+        float4 right[LATENT_EIGHTS];
 #pragma unroll
-        for (int quad = 0; quad < QUADS; ++quad) {
-            float4 right = matrix.four_of(l, (warp() * QUADS + quad) * 16 + 4 * member());
-            multiply(sums[eight], left[2 * quad], right.x, right.z);
-            multiply(sums[eight], left[2 * quad + 1], right.y, right.w);
-        }
-        matrix.done(eight);
+        for (int eight = 0; eight < LATENT_EIGHTS; ++eight) right[eight] = four(from + 8 * eight * DIM);
+#pragma unroll
+        for (int eight = 0; eight < LATENT_EIGHTS; ++eight) multiply_turned(sums[eight], first, second, rounded(right[eight]));
     }
 }
 
@@ -302,22 +333,27 @@ struct Inputs {
     const float *inputs, *projected;
     int steps, step;
 
+    // Every other fine-tuning step has them where noise was.
+    __device__ bool in_wide() const { return !projected && step % 2; }
+    __device__ float* staged() const { return in_wide() ? shared.wide.at : shared.inputs.at; }
+
     // Where there is room, has them brought to shared memory.
     __device__ void fetch() const {
-        int e = thread();
-        if (!STAGED || e >= 32) return;
-        if (e == 0) shared.of_inputs.expect(place.tasks * EXAMPLES * (projected ? DIM + LATENT : DIM));
-        if (!place.sees(e)) return;
-        copy_row(shared.inputs.at + e * WIDE, inputs + place.example(e, steps, step) * DIM, DIM, shared.of_inputs);
-        if (!projected) return;
-        const float* from = projected + place.example(e, steps, step) * LATENT;
-        copy_row(shared.projected.at + e * LONG, from, LATENT, shared.of_inputs);
+        if (!STAGED || step < 0 || step >= steps) return;
+        Arrival& arrival = in_wide() ? shared.of_wide : shared.of_inputs;
+        if (thread() == 0) arrival.expect(place.tasks * EXAMPLES * (projected ? DIM + LATENT : DIM));
+        each_row(place.tasks * EXAMPLES, [&](int e) {
+            int at = place.example(e, steps, step);
+            copy_row(staged() + e * WIDE, inputs + at * DIM, DIM, arrival);
+            if (projected) copy_row(shared.projected.at + e * LONG, projected + at * LATENT, LATENT, arrival);
+        });
     }
-    __device__ void wait(int turn) const {
-        if (STAGED) shared.of_inputs.wait(turn);
+    __device__ void wait(Turns& turns) const {
+        if (!STAGED) return;
+        in_wide() ? shared.of_wide.wait(turns.of_wide++) : shared.of_inputs.wait(turns.of_inputs++);
     }
     __device__ const float* row(int e) const {
-        return STAGED ? shared.inputs.at + (place.sees(e) ? e : 0) * WIDE : inputs + place.example(e, steps, step) * DIM;
+        return STAGED ? staged() + (place.sees(e) ? e : 0) * WIDE : inputs + place.example(e, steps, step) * DIM;
     }
     __device__ const float* projected_row(int e) const {
         return STAGED ? shared.projected.at + (place.sees(e) ? e : 0) * LONG
@@ -329,14 +365,16 @@ struct Inputs {
         sum_examples<SEEN_EIGHTS>(r, BROAD, [&](int e) { return row(e); }, own);
     }
 
-    // sums += Σ_e r[n][e] p[e][l]: examples are shared out among the warps
+    // sums += Σ_e r[n][e] p[e][l], each by one of the warps
     __device__ void project(const float* r, float (&sums)[LATENT_EIGHTS][4]) const {
-        for (int eight = warp(); eight < SEEN_EIGHTS; eight += WARPS) {
-            Left left(r + 8 * eight, BROAD);
-            const float* upper = projected_row(8 * eight + 2 * member()) + latent_of(group());
-            const float* lower = projected_row(8 * eight + 2 * member() + 1) + latent_of(group());
 #pragma unroll
-            for (int m = 0; m < LATENT_EIGHTS; ++m) multiply(sums[m], left.at, to_tf32(upper[8 * m]), to_tf32(lower[8 * m]));
+        for (int m = 0; m < LATENT_EIGHTS; ++m) {
+            if (m % WARPS != warp()) continue;
+            for (int eight = 0; eight < SEEN_EIGHTS; ++eight) {
+                const float* upper = projected_row(8 * eight + 2 * member()) + 8 * m + group();
+                const float* lower = projected_row(8 * eight + 2 * member() + 1) + 8 * m + group();
+                multiply(sums[m], Left(r + 8 * eight, BROAD).at, to_tf32(*upper), to_tf32(*lower));
+            }
         }
     }
 
@@ -374,15 +412,14 @@ KERNEL adapt_forward(
     const float* code, const float* to_mean, const float* to_raw_scale, const float* latent_step_size,
     const float* finetune_step_size, const float* latent_inputs, const float* finetune_inputs, const float* projected,
     const float* noise, const float* targets, const float* share,  // results follow
-    float* adapted, float* decoded, float* tuned, float* losses, float* codes, float* gradients, float* probabilities,
-    float* raw
+    float* adapted, float* decoded, float* tuned, float* losses, float* codes, float* gradients, float* probabilities
 ) {
     SHARED(Shared, shared);
     Weights own, slope;
     float code_now[CODE_SHARE], gradient[CODE_SHARE], step_size[CODE_SHARE];
-    const RawScale scale{shared.raw_scale};
     const float* step_sizes = finetune_step_size + learner() * DIM;
 
+    Turns turns;
     shared.open();
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; ++pass) {
@@ -404,22 +441,21 @@ KERNEL adapt_forward(
 #pragma unroll 1
         for (int step = 0; step < LATENT_STEPS; ++step) {
             Inputs x = of_latent(step);
-            decode(shared.codes.at, scale, own);
-            place.write(raw, LATENT_STEPS + 1, step, own);
-            shared.read_noise(place, pass * (LATENT_STEPS + 1) + step, slope);
+            decode_scale(shared.codes.at, shared.raw_scale, own);
+            shared.read_noise(place, turns, slope);
             each([&](int tile, int j) {
                 Slopes s = slopes(own[tile][j]);
                 own[tile][j] = s.scale * slope[tile][j];
                 slope[tile][j] *= s.slope;
             });
-            x.wait(pass * STEPS + step);
+            x.wait(turns);
             x.dots(own, shared.codes.at);
             shared.softmax(place, step, probabilities);
             shared.fetch_noise(place, noise, step + 1);
             x.rows(shared.residuals.at, own);
             each([&](int tile, int j) { own[tile][j] *= slope[tile][j]; });
-            float sums[LATENT_EIGHTS][4] = {};
-            encode(own, scale, sums);
+            float sums[LATENT_EIGHTS][4];
+            encode_scale(own, shared.raw_scale, sums);
             x.project(shared.residuals.at, sums);
             shared.gather_codes(sums, gradient);
             step + 1 < LATENT_STEPS ? of_latent(step + 1).fetch() : of_finetune(0).fetch();
@@ -435,18 +471,18 @@ KERNEL adapt_forward(
         each_number(place, [&](int k, int n, int l, bool has) {
             if (has) adapted[(place.first * WAY + n) * LATENT + l] = code_now[k];
         });
-        decode(shared.codes.at, scale, own);
-        place.write(raw, LATENT_STEPS + 1, LATENT_STEPS, own);
-        shared.read_noise(place, pass * (LATENT_STEPS + 1) + LATENT_STEPS, slope);
-        each([&](int tile, int j) { slope[tile][j] *= slopes(own[tile][j]).scale; });
-        decode(shared.codes.at, Mean{shared, to_mean + learner() * LATENT * DIM, pass}, own);
-        each([&](int tile, int j) { own[tile][j] += slope[tile][j]; });
+        decode_scale(shared.codes.at, shared.raw_scale, own);
+        shared.read_noise(place, turns, slope);
+        block_sync();  // all have read the noise
+        of_finetune(1).fetch();
+        each([&](int tile, int j) { own[tile][j] = slopes(own[tile][j]).scale * slope[tile][j]; });
+        decode_mean(shared.codes.at, to_mean + learner() * LATENT * DIM, own);
         place.write(decoded, 1, 0, own);
 
 #pragma unroll 1
         for (int step = 0; step < FINETUNE_STEPS; ++step) {
             Inputs x = of_finetune(step);
-            x.wait(pass * STEPS + LATENT_STEPS + step);
+            x.wait(turns);
             x.dots(own, nullptr);
             shared.softmax(place, LATENT_STEPS + step, probabilities);
             x.rows(shared.residuals.at, slope);
@@ -456,7 +492,7 @@ KERNEL adapt_forward(
                 put(own, tile, j, weight);
             });
             block_sync();  // all have read the inputs
-            if (step + 1 < FINETUNE_STEPS) of_finetune(step + 1).fetch();
+            of_finetune(step + 2).fetch();
         }
         place.write(tuned, 1, 0, own);
         for (int i = thread(); i < place.tasks * STEPS; i += THREADS) {
@@ -470,17 +506,18 @@ KERNEL adapt_forward(
 KERNEL adapt_backward(
     const float* to_mean, const float* to_raw_scale, const float* latent_step_size, const float* finetune_step_size,
     const float* latent_inputs, const float* finetune_inputs, const float* projected, const float* noise,
-    const float* targets, const float* share, const float* gradients, const float* probabilities, const float* raw,
-    const float* of_adapted, const float* of_decoded, const float* of_tuned, const float* of_losses,  // results follow
+    const float* targets, const float* share, const float* gradients, const float* probabilities, const float* codes,
+    const float* adapted, const float* of_adapted, const float* of_decoded, const float* of_tuned, const float* of_losses,  // results follow
     float* of_code, float* of_latent_step_size, float* of_finetune_step_size, float* of_gradients, float* of_logits,
     float* rights, float* of_means
 ) {
     SHARED(Shared, shared);
     Weights own, rest, slope;
     float of_code_now[CODE_SHARE], of_step_size[CODE_SHARE], step_size[CODE_SHARE], sum[CODE_SHARE];
-    const RawScale scale{shared.raw_scale};
+    float code_then[CODE_SHARE], gradient_then[CODE_SHARE];  // of the step that comes next
     const float* step_sizes = finetune_step_size + learner() * DIM;
 
+    Turns turns;
     shared.open();
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; ++pass) {
@@ -489,7 +526,7 @@ KERNEL adapt_backward(
         auto of_latent = [&](int step) { return Inputs{place, shared, latent_inputs, projected, LATENT_STEPS, step}; };
         auto of_finetune = [&](int step) { return Inputs{place, shared, finetune_inputs, nullptr, FINETUNE_STEPS, step}; };
         of_finetune(FINETUNE_STEPS - 1).fetch();
-        shared.fetch_noise(place, noise, LATENT_STEPS);
+        of_finetune(FINETUNE_STEPS - 2).fetch();
         if (pass == 0) shared.load_decoder(to_mean, to_raw_scale);
         shared.load_targets(place, targets, share);
         place.read(of_tuned, 1, 0, own);
@@ -504,7 +541,7 @@ KERNEL adapt_backward(
                 float4 rate = four(step_sizes + d), weight = take(own, tile, j);
                 put(rest, tile, j, {-rate.x * weight.x, -rate.y * weight.y, -rate.z * weight.z, -rate.w * weight.w});
             });
-            x.wait(pass * STEPS + FINETUNE_STEPS - 1 - step);
+            x.wait(turns);
             x.dots(rest, nullptr);
             shared.softmax_backward(place, LATENT_STEPS + step, of_losses, of_logits);
             x.rows(shared.residuals.at, rest);
@@ -512,8 +549,14 @@ KERNEL adapt_backward(
             x.rows(shared.of_logits.at, rest);
             each([&](int tile, int j) { own[tile][j] += rest[tile][j]; });
             block_sync();  // all have read the inputs
-            step > 0 ? of_finetune(step - 1).fetch() : of_latent(LATENT_STEPS - 1).fetch();
+            of_finetune(step - 2).fetch();
         }
+        of_latent(LATENT_STEPS - 1).fetch();
+        shared.fetch_noise(place, noise, LATENT_STEPS);
+        each_number(place, [&](int, int n, int l, bool has) {
+            shared.codes_then[n * LONG + l] = has ? adapted[(place.first * WAY + n) * LATENT + l] : 0;
+        });
+        block_sync();
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile)  // of all tasks here, with the first of them
 #pragma unroll
@@ -526,64 +569,65 @@ KERNEL adapt_backward(
                 if (group() < place.tasks) of_finetune_step_size[(place.first + group()) * DIM + d] = group() == 0 ? sum : 0;
             }
 
-        float sums[LATENT_EIGHTS][4] = {};
+        float sums[LATENT_EIGHTS][4];
         place.read(of_decoded, 1, 0, rest);
         each([&](int tile, int j) { own[tile][j] += rest[tile][j]; });
         place.write(of_means, 1, 0, own);
-        place.read(raw, LATENT_STEPS + 1, LATENT_STEPS, rest);
-        shared.read_noise(place, pass * (LATENT_STEPS + 1), slope);
-        encode(own, Mean{shared, to_mean + learner() * LATENT * DIM, pass}, sums);
-        shared.fetch_noise(place, noise, LATENT_STEPS - 1);
-        each([&](int tile, int j) { own[tile][j] *= slopes(rest[tile][j]).slope * slope[tile][j]; });
-        place.write(rights, 2 * LATENT_STEPS + 1, 2 * LATENT_STEPS, own);
-        encode(own, scale, sums);
+        decode_scale(shared.codes_then.at, shared.raw_scale, rest);
+        shared.read_noise(place, turns, slope);
+        each([&](int tile, int j) { rest[tile][j] = own[tile][j] * slopes(rest[tile][j]).slope * slope[tile][j]; });
+        place.write(rights, 2 * LATENT_STEPS + 1, 2 * LATENT_STEPS, rest);
+        encode_scale(rest, shared.raw_scale, sums);
+        encode_mean(own, to_mean + learner() * LATENT * DIM, sums);
         shared.gather_codes(sums, sum);
+        shared.fetch_noise(place, noise, LATENT_STEPS - 1);
         each_number(place, [&](int k, int n, int l, bool has) {
             of_code_now[k] = has ? of_adapted[(place.first * WAY + n) * LATENT + l] + sum[k] : 0;
             step_size[k] = latent_step_size[learner() * LATENT + l];
             of_step_size[k] = 0;
+            int at = place.row(n, LATENT_STEPS, LATENT_STEPS - 1) * LATENT + l;
+            code_then[k] = has ? codes[at] : 0, gradient_then[k] = gradients[at];
         });
 
 #pragma unroll 1
         for (int step = LATENT_STEPS - 1; step >= 0; --step) {
             Inputs x = of_latent(step);
-            Weights raw_now;
-            place.read(raw, LATENT_STEPS + 1, step, raw_now);
+            Weights raw;
             each_number(place, [&](int k, int n, int l, bool has) {
-                int at = place.row(n, LATENT_STEPS, step) * LATENT + l;
                 float of_gradient = -step_size[k] * of_code_now[k];
                 shared.codes[n * LONG + l] = of_gradient;
-                if (has) of_step_size[k] -= of_code_now[k] * gradients[at], of_gradients[at] = of_gradient;
+                shared.codes_then[n * LONG + l] = code_then[k];
+                if (has) of_step_size[k] -= of_code_now[k] * gradient_then[k];
+                if (has) of_gradients[place.row(n, LATENT_STEPS, step) * LATENT + l] = of_gradient;
+                int at = place.row(n, LATENT_STEPS, step > 0 ? step - 1 : 0) * LATENT + l;
+                code_then[k] = has ? codes[at] : 0, gradient_then[k] = gradients[at];
             });
             shared.remember(place, step, probabilities);
             block_sync();
-            decode(shared.codes.at, scale, own);
-            x.wait(pass * STEPS + STEPS - 1 - step);
+            decode_scale(shared.codes_then.at, shared.raw_scale, raw);
+            decode_scale(shared.codes.at, shared.raw_scale, own);
+            x.wait(turns);
             x.rows(shared.residuals.at, rest);
-            shared.read_noise(place, pass * (LATENT_STEPS + 1) + LATENT_STEPS - step, slope);
+            shared.read_noise(place, turns, slope);
             each([&](int tile, int j) {
-                Slopes s = slopes(raw_now[tile][j]);
+                Slopes s = slopes(raw[tile][j]);
                 float back = own[tile][j], of_weights = rest[tile][j];
                 rest[tile][j] = back * of_weights * s.bend * slope[tile][j];
                 slope[tile][j] *= s.slope;
                 own[tile][j] = back * slope[tile][j];
-                raw_now[tile][j] = of_weights * slope[tile][j];
+                raw[tile][j] = of_weights * slope[tile][j];
             });
-            place.write(rights, 2 * LATENT_STEPS + 1, 2 * step, raw_now);
+            place.write(rights, 2 * LATENT_STEPS + 1, 2 * step, raw);
             x.dots(own, shared.codes.at);
             shared.softmax_backward(place, step, of_losses, of_logits);
             if (step > 0) shared.fetch_noise(place, noise, step - 1);
             x.rows(shared.of_logits.at, own);
             each([&](int tile, int j) { own[tile][j] = rest[tile][j] + own[tile][j] * slope[tile][j]; });
             place.write(rights, 2 * LATENT_STEPS + 1, 2 * step + 1, own);
-#pragma unroll
-            for (int eight = 0; eight < LATENT_EIGHTS; ++eight)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) sums[eight][j] = 0;
-            encode(own, scale, sums);
+            encode_scale(own, shared.raw_scale, sums);
             x.project(shared.of_logits.at, sums);
             shared.gather_codes(sums, sum);
-            if (step > 0) of_latent(step - 1).fetch();
+            of_latent(step - 1).fetch();
 #pragma unroll
             for (int k = 0; k < CODE_SHARE; ++k) of_code_now[k] += sum[k];
         }
