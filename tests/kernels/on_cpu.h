@@ -36,12 +36,25 @@ struct Block {
     std::vector<const float2*> rows;
 };
 
+struct Arrival;
+
+// Copies are made at once, or as late as can be: when somebody waits for them.
+struct Copy {
+    float* to;
+    const float* from;
+    int numbers;
+    Arrival* arrival;
+
+    void make() const;
+};
+
 struct Fiber {
     ucontext_t context;
     std::vector<char> stack;
     Block* block;
     int thread;
     bool done = false;
+    std::vector<Copy> stores;
 };
 
 static std::vector<Fiber> fibers;
@@ -139,18 +152,10 @@ struct alignas(16) Arrival {
     void wait(int turn);
 };
 
-// Copies are made at once, or as late as can be: when somebody waits for them.
-struct Copy {
-    float* to;
-    const float* from;
-    int numbers;
-    Arrival* arrival;
-
-    void make() const {
-        for (int i = 0; i < numbers; ++i) to[i] = from[i];
-        arrival->received += numbers;
-    }
-};
+void Copy::make() const {
+    for (int i = 0; i < numbers; ++i) to[i] = from[i];
+    if (arrival) arrival->received += numbers;
+}
 
 static bool late;
 static std::vector<Copy> copies;
@@ -169,6 +174,21 @@ void Arrival::wait(int turn) {
         swapcontext(&fibers[current].context, &scheduler);
     }
 }
+
+static void written() {}
+
+static void store_row(float* to, const float* from, int numbers) {
+    Copy copy{to, from, numbers, nullptr};
+    late ? fibers[current].stores.push_back(copy) : copy.make();
+}
+
+static void rows_stored() {
+    for (Copy& store : fibers[current].stores) store.make();
+    fibers[current].stores.clear();
+}
+
+static float2 two_kept(const float* from) { return {from[0], from[1]}; }
+static float4 four_kept(const float* from) { return {from[0], from[1], from[2], from[3]}; }
 
 struct Inbox : Arrival {
     void send(int block, float* address, float value) {

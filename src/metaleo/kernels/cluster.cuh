@@ -115,11 +115,45 @@ struct alignas(16) Arrival {
     }
 };
 
-// Numbers from global memory, a multiple of four of them.
+// Numbers from global memory, a multiple of four of them, which need not stay in the cache.
 __device__ inline void copy_row(float* to, const float* from, int numbers, Arrival& arrival) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(in_shared(to)),
-                 "l"(from), "r"(4 * numbers), "r"(in_shared(&arrival.barrier))
+    asm volatile(
+        "{ .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], once; }" ::"r"(
+            in_shared(to)),
+        "l"(from), "r"(4 * numbers), "r"(in_shared(&arrival.barrier))
+        : "memory");
+}
+
+// The way back, of rows that were written before a barrier; whoever wrote them says `written` before it. A thread that has
+// begun to store rows waits with `rows_stored` before anything else is written in their place.
+__device__ inline void written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ inline void store_row(float* to, const float* from, int numbers) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(in_shared(from)), "r"(4 * numbers)
                  : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+__device__ inline void rows_stored() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Numbers from global memory that will be needed again soon.
+__device__ inline float2 two_kept(const float* from) {
+    float2 result;
+    asm("{ .reg .b64 kept; createpolicy.fractional.L2::evict_last.b64 kept, 1.0;\n"
+        "ld.global.nc.L2::cache_hint.v2.f32 {%0, %1}, [%2], kept; }"
+        : "=f"(result.x), "=f"(result.y)
+        : "l"(from));
+    return result;
+}
+
+__device__ inline float4 four_kept(const float* from) {
+    float4 result;
+    asm("{ .reg .b64 kept; createpolicy.fractional.L2::evict_last.b64 kept, 1.0;\n"
+        "ld.global.nc.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], kept; }"
+        : "=f"(result.x), "=f"(result.y), "=f"(result.z), "=f"(result.w)
+        : "l"(from));
+    return result;
 }
 
 // Numbers from other blocks of the cluster.

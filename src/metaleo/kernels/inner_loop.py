@@ -50,11 +50,11 @@ def many_runs(shapes: Shapes, runs: int = 1) -> Cut | None:
         return None
     seen, threads, long = together * shapes.examples, 32 * warps, shapes.latent + 8
     staged, arrival = seen if seen <= 16 else 1, 4
+    wide = max(together * shapes.way, staged) * (shapes.dim + 4)
     residuals, logits = 16 * (eights(seen) + 8), seen * shapes.way
     shared_bytes = 2 * shapes.latent * (shapes.dim + 8) + aligned(
-        16 * (shapes.dim + 4), staged * (shapes.dim + 4), staged * long, warps * max(logits, 16 * (shapes.latent + 4)),
-        16 * long, 16 * long, residuals, residuals, logits, logits, seen,
-        (shapes.latent_steps + shapes.finetune_steps) * seen, arrival, arrival,
+        wide, wide, staged * long, warps * max(logits, 16 * (shapes.latent + 4)), 16 * long, 16 * long, 16 * long, residuals, residuals, logits, logits, seen,
+        (shapes.latent_steps + shapes.finetune_steps) * seen, shapes.latent, shapes.dim, arrival, arrival,
     )  # fmt: skip
     if shared_bytes > MOST_SHARED:
         return None

@@ -9,10 +9,11 @@
 constexpr int SEEN = TOGETHER * EXAMPLES, SEEN_EIGHTS = (SEEN + 7) / 8;
 constexpr int PARTS = (TASKS + TOGETHER - 1) / TOGETHER, BLOCKS = (PARTS + PASSES - 1) / PASSES;  // for a learner's tasks
 constexpr int LATENT_EIGHTS = LATENT / 8, CODE_SHARE = (ROWS * LATENT + THREADS - 1) / THREADS;
-constexpr int WAY_EIGHTS = (WAY + 7) / 8;
+constexpr int WAY_EIGHTS = (WAY + 7) / 8, PAIR_SHARE = (SEEN * WAY + THREADS - 1) / THREADS;
 constexpr bool STAGED = SEEN <= ROWS;  // inputs are brought to shared memory ahead of their use, where there is room
 // of rows in shared memory, which so begin in different banks
 constexpr int TWOS = (DIM + 8) / 2, WIDE = DIM + 4, LONG = LATENT + 8, OF_WARP = LATENT + 4, BROAD = 8 * SEEN_EIGHTS + 8;
+constexpr int WIDE_ROWS = STAGED && SEEN > TOGETHER * WAY ? SEEN : TOGETHER * WAY;
 constexpr int OF_LOGITS = SEEN * WAY, OF_CODES = ROWS * OF_WARP;
 
 static_assert(TOGETHER * WAY <= ROWS, "how the tasks are cut");
@@ -41,6 +42,9 @@ struct Place {
         return ((first + e / EXAMPLES) * steps + step) * EXAMPLES + e % EXAMPLES;
     }
 
+    __device__ void prefetch_weights(const float* from) const {
+        for (int i = thread(); i < tasks * WAY * DIM / 32; i += THREADS) prefetch(from + first * WAY * DIM + 32 * i);
+    }
     __device__ void read(const float* from, int steps, int step, Weights& own) const {
         each_four([&](int i, int d, int tile, int j) {
             put(own, tile, j, four(from + row(group() + 8 * i, steps, step) * DIM + d));
@@ -67,19 +71,21 @@ struct Turns {
 };
 
 struct Shared {
-    Short raw_scale[LATENT * TWOS];            // S; of every sixteen features first those that are even
-    Array<ROWS * WIDE> wide;                   // noise of a step, or the inputs of every other fine-tuning step
-    Array<(STAGED ? SEEN : 1) * WIDE> inputs;  // of a step
+    Short raw_scale[LATENT * TWOS];  // S; of every sixteen features first those that are even
+    Array<WIDE_ROWS * WIDE> wide;    // noise of a step, or the inputs of every other fine-tuning step
+    Array<WIDE_ROWS * WIDE> inputs;  // of a step; backward, both: what is then stored
     Array<(STAGED ? SEEN : 1) * LONG> projected;
     Array<WARPS*(OF_LOGITS > OF_CODES ? OF_LOGITS : OF_CODES)> of_warps;
     Array<ROWS * LONG> codes;        // or what goes the same way
-    Array<ROWS * LONG> codes_then;   // backward: those of the way there
+    Array<ROWS * LONG> codes_then, gradients_then;  // backward: those of the way there
     Array<ROWS * BROAD> residuals;   // of classes and examples of different tasks: zero
     Array<ROWS * BROAD> of_logits;   // backward
     Array<OF_LOGITS> probabilities;  // backward
     Array<OF_LOGITS> targets;
     Array<SEEN> share;
-    Array<STEPS * SEEN> losses;
+    Array<STEPS * SEEN> losses;  // or, backward, ∂/∂losses
+    Array<LATENT> latent_rates;
+    Array<DIM> finetune_rates;
     Arrival of_wide, of_inputs;
 
     __device__ void open() {
@@ -87,8 +93,9 @@ struct Shared {
         block_sync();
     }
 
-    __device__ void load_decoder(const float* to_mean, const float* to_raw_scale) {
-        for (int i = thread() * 32; i < LATENT * DIM; i += THREADS * 32) prefetch(to_mean + learner() * LATENT * DIM + i);
+    __device__ void load_learner(const float* to_raw_scale, const float* latent_step_size, const float* finetune_step_size) {
+        for (int i = thread(); i < LATENT; i += THREADS) latent_rates[i] = latent_step_size[learner() * LATENT + i];
+        for (int i = thread(); i < DIM; i += THREADS) finetune_rates[i] = finetune_step_size[learner() * DIM + i];
 #pragma unroll 8
         for (int i = thread(); i < LATENT * DIM / 4; i += THREADS) {
             float4 numbers = four(to_raw_scale + learner() * LATENT * DIM + 4 * i);
@@ -116,6 +123,31 @@ struct Shared {
             int n = group() + 8 * i;
             put(own, tile, j, four(wide.at + (place.has(n) ? n : 0) * WIDE + d));
         });
+    }
+
+    // Has codes, or what is like them, copied here: some time before `copies_done`.
+    __device__ static void copy_codes(const Place& place, float* to, const float* from, int steps, int step) {
+        for (int i = thread(); i < place.tasks * WAY * LATENT / 4; i += THREADS) {
+            int n = i / (LATENT / 4), l = i % (LATENT / 4) * 4;
+            copy_four(to + n * LONG + l, from + place.row(n, steps, step) * LATENT + l);
+        }
+    }
+    __device__ void copy_step_then(const Place& place, const float* codes, const float* gradients, int step) {
+        if (step < 0) return;
+        copy_codes(place, codes_then.at, codes, LATENT_STEPS, step);
+        copy_codes(place, gradients_then.at, gradients, LATENT_STEPS, step);
+    }
+
+    // A thread's own of what is as wide as the features, to be stored after the next barrier; and that, row by row.
+    __device__ static void stage(const Place& place, float* to, const Weights& own) {
+        each_four([&](int i, int d, int tile, int j) {
+            if (place.has(group() + 8 * i)) *reinterpret_cast<float4*>(to + (group() + 8 * i) * WIDE + d) = take(own, tile, j);
+        });
+        written();
+    }
+    __device__ static void store(const Place& place, const float* from, float* to, int steps, int step) {
+        each_row(place.tasks * WAY,
+                 [&](int n) { store_row(to + place.row(n, steps, step) * DIM, from + n * WIDE, DIM); });
     }
 
     // Where a class of an example's task is among targets, and in a row of residuals.
@@ -157,18 +189,26 @@ struct Shared {
         block_sync();
     }
 
-    // Residuals from probabilities.
-    __device__ void remember(const Place& place, int step, const float* probabilities_in) {
-        for (int i = thread(); i < place.tasks * PAIRS; i += THREADS) {
-            int e = i / WAY, n = i % WAY;
-            float probability = probabilities_in[place.example(e, STEPS * WAY, step * WAY + n)];
-            probabilities[target(e, n)] = probability;
-            residuals[residual_at(e, n)] = share[e] * (probability - targets[target(e, n)]);
+    // Residuals from probabilities, which a thread has its share of.
+    __device__ static void read_probabilities(const Place& place, int step, const float* from, float (&own)[PAIR_SHARE]) {
+#pragma unroll
+        for (int k = 0; k < PAIR_SHARE; ++k) {
+            int i = thread() + k * THREADS;
+            if (step >= 0 && i < place.tasks * PAIRS) own[k] = from[place.example(i / WAY, STEPS * WAY, step * WAY + i % WAY)];
+        }
+    }
+    __device__ void remember(const Place& place, const float (&own)[PAIR_SHARE]) {
+#pragma unroll
+        for (int k = 0; k < PAIR_SHARE; ++k) {
+            int i = thread() + k * THREADS, e = i / WAY, n = i % WAY;
+            if (i >= place.tasks * PAIRS) continue;
+            probabilities[target(e, n)] = own[k];
+            residuals[residual_at(e, n)] = share[e] * (own[k] - targets[target(e, n)]);
         }
     }
 
     // ∂/∂logits from ∂/∂residuals and ∂/∂loss.
-    __device__ void softmax_backward(const Place& place, int step, const float* of_losses, float* of_logits_out) {
+    __device__ void softmax_backward(const Place& place, int step, float* of_logits_out) {
         block_sync();
         for (int first = 0; first < SEEN; first += THREADS / GROUP) {
             int e = first + thread() / GROUP;
@@ -183,7 +223,7 @@ struct Shared {
                 mean += probability[j] * gradient[j];
             }
             mean = sum_of_eight(mean);
-            float of_loss = seen ? of_losses[(place.first + e / EXAMPLES) * STEPS + step] : 0;
+            float of_loss = seen ? losses[e / EXAMPLES * STEPS + step] : 0;
 #pragma unroll
             for (int j = 0; j < WAY_EIGHTS; ++j) {
                 int n = thread() % GROUP + j * GROUP;
@@ -196,7 +236,7 @@ struct Shared {
         block_sync();
     }
 
-    // Parts of all warps, then a thread's share of their sums.
+    // Parts of all warps, then added to: a thread's share of their sums.
     __device__ void gather_codes(const float (&sums)[LATENT_EIGHTS][4], float (&own)[CODE_SHARE]) {
 #pragma unroll
         for (int eight = 0; eight < LATENT_EIGHTS; ++eight) {
@@ -208,7 +248,6 @@ struct Shared {
 #pragma unroll
         for (int k = 0; k < CODE_SHARE; ++k) {
             int i = thread() + k * THREADS;
-            own[k] = 0;
             if (i >= ROWS * LATENT) continue;
 #pragma unroll
             for (int other = 0; other < WARPS; ++other)
@@ -305,7 +344,9 @@ __device__ inline void decode_mean(const float* codes, const float* to_mean, Wei
         const float* from = to_mean + (8 * eight + 2 * member()) * DIM + warp() * QUADS * 16 + 2 * group();
         float2 upper[QUADS], lower[QUADS];
 #pragma unroll
-        for (int quad = 0; quad < QUADS; ++quad) upper[quad] = two(from + 16 * quad), lower[quad] = two(from + DIM + 16 * quad);
+        for (int quad = 0; quad < QUADS; ++quad) {
+            upper[quad] = two_kept(from + 16 * quad), lower[quad] = two_kept(from + DIM + 16 * quad);
+        }
 #pragma unroll
         for (int quad = 0; quad < QUADS; ++quad)
             multiply_columns(own + 2 * quad, left, rounded(upper[quad]), rounded(lower[quad]));
@@ -320,7 +361,7 @@ __device__ inline void encode_mean(const Weights& own, const float* to_mean, flo
         const float* from = to_mean + group() * DIM + (warp() * QUADS + quad) * 16 + 4 * member();
         float4 right[LATENT_EIGHTS];
 #pragma unroll
-        for (int eight = 0; eight < LATENT_EIGHTS; ++eight) right[eight] = four(from + 8 * eight * DIM);
+        for (int eight = 0; eight < LATENT_EIGHTS; ++eight) right[eight] = four_kept(from + 8 * eight * DIM);
 #pragma unroll
         for (int eight = 0; eight < LATENT_EIGHTS; ++eight) multiply_turned(sums[eight], first, second, rounded(right[eight]));
     }
@@ -416,8 +457,7 @@ KERNEL adapt_forward(
 ) {
     SHARED(Shared, shared);
     Weights own, slope;
-    float code_now[CODE_SHARE], gradient[CODE_SHARE], step_size[CODE_SHARE];
-    const float* step_sizes = finetune_step_size + learner() * DIM;
+    float code_now[CODE_SHARE], gradient[CODE_SHARE];
 
     Turns turns;
     shared.open();
@@ -429,11 +469,10 @@ KERNEL adapt_forward(
         auto of_finetune = [&](int step) { return Inputs{place, shared, finetune_inputs, nullptr, FINETUNE_STEPS, step}; };
         of_latent(0).fetch();
         shared.fetch_noise(place, noise, 0);
-        if (pass == 0) shared.load_decoder(to_mean, to_raw_scale);
+        if (pass == 0) shared.load_learner(to_raw_scale, latent_step_size, finetune_step_size);
         shared.load_targets(place, targets, share);
         each_number(place, [&](int k, int n, int l, bool has) {
             code_now[k] = has ? code[(place.first * WAY + n) * LATENT + l] : 0;
-            step_size[k] = latent_step_size[learner() * LATENT + l];
             shared.codes[n * LONG + l] = code_now[k];
         });
         block_sync();
@@ -457,12 +496,13 @@ KERNEL adapt_forward(
             float sums[LATENT_EIGHTS][4];
             encode_scale(own, shared.raw_scale, sums);
             x.project(shared.residuals.at, sums);
+            each_number(place, [&](int k, int, int, bool) { gradient[k] = 0; });
             shared.gather_codes(sums, gradient);
             step + 1 < LATENT_STEPS ? of_latent(step + 1).fetch() : of_finetune(0).fetch();
             each_number(place, [&](int k, int n, int l, bool has) {
                 int at = place.row(n, LATENT_STEPS, step) * LATENT + l;
                 if (has) codes[at] = code_now[k], gradients[at] = gradient[k];
-                code_now[k] -= step_size[k] * gradient[k];
+                code_now[k] -= shared.latent_rates[l] * gradient[k];
                 shared.codes[n * LONG + l] = code_now[k];
             });
             block_sync();
@@ -487,7 +527,7 @@ KERNEL adapt_forward(
             shared.softmax(place, LATENT_STEPS + step, probabilities);
             x.rows(shared.residuals.at, slope);
             each_four([&](int, int d, int tile, int j) {
-                float4 rate = four(step_sizes + d), weight = take(own, tile, j), by = take(slope, tile, j);
+                float4 rate = four(shared.finetune_rates.at + d), weight = take(own, tile, j), by = take(slope, tile, j);
                 weight.x -= rate.x * by.x, weight.y -= rate.y * by.y, weight.z -= rate.z * by.z, weight.w -= rate.w * by.w;
                 put(own, tile, j, weight);
             });
@@ -513,9 +553,7 @@ KERNEL adapt_backward(
 ) {
     SHARED(Shared, shared);
     Weights own, rest, slope;
-    float of_code_now[CODE_SHARE], of_step_size[CODE_SHARE], step_size[CODE_SHARE], sum[CODE_SHARE];
-    float code_then[CODE_SHARE], gradient_then[CODE_SHARE];  // of the step that comes next
-    const float* step_sizes = finetune_step_size + learner() * DIM;
+    float of_code_now[CODE_SHARE], of_step_size[CODE_SHARE], probabilities_then[PAIR_SHARE];
 
     Turns turns;
     shared.open();
@@ -525,25 +563,33 @@ KERNEL adapt_backward(
         if (place.tasks <= 0) break;
         auto of_latent = [&](int step) { return Inputs{place, shared, latent_inputs, projected, LATENT_STEPS, step}; };
         auto of_finetune = [&](int step) { return Inputs{place, shared, finetune_inputs, nullptr, FINETUNE_STEPS, step}; };
+        rows_stored();
         of_finetune(FINETUNE_STEPS - 1).fetch();
         of_finetune(FINETUNE_STEPS - 2).fetch();
-        if (pass == 0) shared.load_decoder(to_mean, to_raw_scale);
-        shared.load_targets(place, targets, share);
         place.read(of_tuned, 1, 0, own);
+        shared.read_probabilities(place, STEPS - 1, probabilities, probabilities_then);
+        shared.copy_codes(place, shared.codes.at, adapted, 1, 0);
+        shared.copy_step_then(place, codes, gradients, LATENT_STEPS - 1);
+        place.prefetch_weights(of_decoded);
+        if (pass == 0) shared.load_learner(to_raw_scale, latent_step_size, finetune_step_size);
+        shared.load_targets(place, targets, share);
+        for (int i = thread(); i < place.tasks * STEPS; i += THREADS) shared.losses[i] = of_losses[place.first * STEPS + i];
         each([&](int tile, int j) { slope[tile][j] = 0; });  // here: ∂/∂(step sizes)
+        copies_done();
+        block_sync();
 
 #pragma unroll 1
         for (int step = FINETUNE_STEPS - 1; step >= 0; --step) {
             Inputs x = of_finetune(step);
-            block_sync();
-            shared.remember(place, LATENT_STEPS + step, probabilities);
+            shared.remember(place, probabilities_then);
+            shared.read_probabilities(place, LATENT_STEPS + step - 1, probabilities, probabilities_then);
             each_four([&](int, int d, int tile, int j) {
-                float4 rate = four(step_sizes + d), weight = take(own, tile, j);
+                float4 rate = four(shared.finetune_rates.at + d), weight = take(own, tile, j);
                 put(rest, tile, j, {-rate.x * weight.x, -rate.y * weight.y, -rate.z * weight.z, -rate.w * weight.w});
             });
             x.wait(turns);
             x.dots(rest, nullptr);
-            shared.softmax_backward(place, LATENT_STEPS + step, of_losses, of_logits);
+            shared.softmax_backward(place, LATENT_STEPS + step, of_logits);
             x.rows(shared.residuals.at, rest);
             each([&](int tile, int j) { slope[tile][j] -= own[tile][j] * rest[tile][j]; });
             x.rows(shared.of_logits.at, rest);
@@ -551,12 +597,8 @@ KERNEL adapt_backward(
             block_sync();  // all have read the inputs
             of_finetune(step - 2).fetch();
         }
-        of_latent(LATENT_STEPS - 1).fetch();
         shared.fetch_noise(place, noise, LATENT_STEPS);
-        each_number(place, [&](int, int n, int l, bool has) {
-            shared.codes_then[n * LONG + l] = has ? adapted[(place.first * WAY + n) * LATENT + l] : 0;
-        });
-        block_sync();
+        place.read(of_decoded, 1, 0, rest);
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile)  // of all tasks here, with the first of them
 #pragma unroll
@@ -570,40 +612,38 @@ KERNEL adapt_backward(
             }
 
         float sums[LATENT_EIGHTS][4];
-        place.read(of_decoded, 1, 0, rest);
         each([&](int tile, int j) { own[tile][j] += rest[tile][j]; });
-        place.write(of_means, 1, 0, own);
-        decode_scale(shared.codes_then.at, shared.raw_scale, rest);
+        shared.stage(place, shared.inputs.at, own);
+        decode_scale(shared.codes.at, shared.raw_scale, rest);
         shared.read_noise(place, turns, slope);
         each([&](int tile, int j) { rest[tile][j] = own[tile][j] * slopes(rest[tile][j]).slope * slope[tile][j]; });
-        place.write(rights, 2 * LATENT_STEPS + 1, 2 * LATENT_STEPS, rest);
+        shared.stage(place, shared.wide.at, rest);
+        each_number(place, [&](int k, int n, int l, bool has) {
+            of_code_now[k] = has ? of_adapted[(place.first * WAY + n) * LATENT + l] : 0;
+            of_step_size[k] = 0;
+        });
         encode_scale(rest, shared.raw_scale, sums);
         encode_mean(own, to_mean + learner() * LATENT * DIM, sums);
-        shared.gather_codes(sums, sum);
-        shared.fetch_noise(place, noise, LATENT_STEPS - 1);
-        each_number(place, [&](int k, int n, int l, bool has) {
-            of_code_now[k] = has ? of_adapted[(place.first * WAY + n) * LATENT + l] + sum[k] : 0;
-            step_size[k] = latent_step_size[learner() * LATENT + l];
-            of_step_size[k] = 0;
-            int at = place.row(n, LATENT_STEPS, LATENT_STEPS - 1) * LATENT + l;
-            code_then[k] = has ? codes[at] : 0, gradient_then[k] = gradients[at];
-        });
-
+        shared.gather_codes(sums, of_code_now);
+        shared.store(place, shared.wide.at, rights, 2 * LATENT_STEPS + 1, 2 * LATENT_STEPS);
+        shared.store(place, shared.inputs.at, of_means, 1, 0);
+        if (pass + 1 < PASSES) Place(pass + 1).prefetch_weights(of_tuned);
 #pragma unroll 1
         for (int step = LATENT_STEPS - 1; step >= 0; --step) {
             Inputs x = of_latent(step);
             Weights raw;
             each_number(place, [&](int k, int n, int l, bool has) {
-                float of_gradient = -step_size[k] * of_code_now[k];
+                float of_gradient = -shared.latent_rates[l] * of_code_now[k];
                 shared.codes[n * LONG + l] = of_gradient;
-                shared.codes_then[n * LONG + l] = code_then[k];
-                if (has) of_step_size[k] -= of_code_now[k] * gradient_then[k];
+                if (has) of_step_size[k] -= of_code_now[k] * shared.gradients_then[n * LONG + l];
                 if (has) of_gradients[place.row(n, LATENT_STEPS, step) * LATENT + l] = of_gradient;
-                int at = place.row(n, LATENT_STEPS, step > 0 ? step - 1 : 0) * LATENT + l;
-                code_then[k] = has ? codes[at] : 0, gradient_then[k] = gradients[at];
             });
-            shared.remember(place, step, probabilities);
+            shared.remember(place, probabilities_then);
+            shared.read_probabilities(place, step - 1, probabilities, probabilities_then);
             block_sync();
+            rows_stored();
+            x.fetch();
+            shared.fetch_noise(place, noise, step);
             decode_scale(shared.codes_then.at, shared.raw_scale, raw);
             decode_scale(shared.codes.at, shared.raw_scale, own);
             x.wait(turns);
@@ -617,23 +657,24 @@ KERNEL adapt_backward(
                 own[tile][j] = back * slope[tile][j];
                 raw[tile][j] = of_weights * slope[tile][j];
             });
-            place.write(rights, 2 * LATENT_STEPS + 1, 2 * step, raw);
+            shared.stage(place, shared.wide.at, raw);
             x.dots(own, shared.codes.at);
-            shared.softmax_backward(place, step, of_losses, of_logits);
-            if (step > 0) shared.fetch_noise(place, noise, step - 1);
+            shared.softmax_backward(place, step, of_logits);
+            shared.store(place, shared.wide.at, rights, 2 * LATENT_STEPS + 1, 2 * step);
+            shared.copy_step_then(place, codes, gradients, step - 1);
             x.rows(shared.of_logits.at, own);
             each([&](int tile, int j) { own[tile][j] = rest[tile][j] + own[tile][j] * slope[tile][j]; });
-            place.write(rights, 2 * LATENT_STEPS + 1, 2 * step + 1, own);
+            shared.stage(place, shared.inputs.at, own);
             encode_scale(own, shared.raw_scale, sums);
             x.project(shared.of_logits.at, sums);
-            shared.gather_codes(sums, sum);
-            of_latent(step - 1).fetch();
-#pragma unroll
-            for (int k = 0; k < CODE_SHARE; ++k) of_code_now[k] += sum[k];
+            copies_done();
+            shared.gather_codes(sums, of_code_now);
+            shared.store(place, shared.inputs.at, rights, 2 * LATENT_STEPS + 1, 2 * step + 1);
         }
         each_number(place, [&](int k, int n, int l, bool has) {
             int at = (place.first * WAY + n) * LATENT + l;
             if (has) of_code[at] = of_code_now[k], of_latent_step_size[at] = of_step_size[k];
         });
     }
+    rows_stored();
 }
