@@ -114,6 +114,7 @@ static void copy_four(float* to, const float* from) {
 static void copies_done() {}
 
 static void prefetch(const float*) {}
+static void prefetch_row(const float*, int) {}
 
 using Short = float2;  // as exact as everything here
 static Short shorten(float x, float y) { return {x, y}; }
@@ -186,9 +187,6 @@ static void rows_stored() {
     for (Copy& store : fibers[current].stores) store.make();
     fibers[current].stores.clear();
 }
-
-static float2 two_kept(const float* from) { return {from[0], from[1]}; }
-static float4 four_kept(const float* from) { return {from[0], from[1], from[2], from[3]}; }
 
 struct Inbox : Arrival {
     void send(int block, float* address, float value) {

@@ -53,6 +53,11 @@ __device__ inline void copies_done() { asm volatile("cp.async.wait_all;" ::: "me
 // Asks for the 128 bytes around an address to be brought near.
 __device__ inline void prefetch(const float* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
+// The same for many numbers, a multiple of four of them.
+__device__ inline void prefetch_row(const float* address, int numbers) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(4 * numbers));
+}
+
 // Two numbers in 16 bits each, which have as many digits as the matrix units use.
 using Short = unsigned;
 
@@ -136,25 +141,6 @@ __device__ inline void store_row(float* to, const float* from, int numbers) {
 }
 
 __device__ inline void rows_stored() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
-// Numbers from global memory that will be needed again soon.
-__device__ inline float2 two_kept(const float* from) {
-    float2 result;
-    asm("{ .reg .b64 kept; createpolicy.fractional.L2::evict_last.b64 kept, 1.0;\n"
-        "ld.global.nc.L2::cache_hint.v2.f32 {%0, %1}, [%2], kept; }"
-        : "=f"(result.x), "=f"(result.y)
-        : "l"(from));
-    return result;
-}
-
-__device__ inline float4 four_kept(const float* from) {
-    float4 result;
-    asm("{ .reg .b64 kept; createpolicy.fractional.L2::evict_last.b64 kept, 1.0;\n"
-        "ld.global.nc.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], kept; }"
-        : "=f"(result.x), "=f"(result.y), "=f"(result.z), "=f"(result.w)
-        : "l"(from));
-    return result;
-}
 
 // Numbers from other blocks of the cluster.
 struct Inbox : Arrival {

@@ -53,7 +53,7 @@ def many_runs(shapes: Shapes, runs: int = 1) -> Cut | None:
     wide = max(together * shapes.way, staged) * (shapes.dim + 4)
     residuals, logits = 16 * (eights(seen) + 8), seen * shapes.way
     shared_bytes = 2 * shapes.latent * (shapes.dim + 8) + aligned(
-        wide, wide, staged * long, warps * max(logits, 16 * (shapes.latent + 4)), 16 * long, 16 * long, 16 * long, residuals, residuals, logits, logits, seen,
+        wide, wide, staged * shapes.latent, warps * max(logits, 16 * (shapes.latent + 4)), 16 * long, 16 * long, 16 * long, residuals, residuals, logits, logits, seen,
         (shapes.latent_steps + shapes.finetune_steps) * seen, shapes.latent, shapes.dim, arrival, arrival,
     )  # fmt: skip
     if shared_bytes > MOST_SHARED:

@@ -43,7 +43,7 @@ struct Place {
     }
 
     __device__ void prefetch_weights(const float* from) const {
-        for (int i = thread(); i < tasks * WAY * DIM / 32; i += THREADS) prefetch(from + first * WAY * DIM + 32 * i);
+        if (thread() < tasks * WAY) prefetch_row(from + (first * WAY + thread()) * DIM, DIM);
     }
     __device__ void read(const float* from, int steps, int step, Weights& own) const {
         each_four([&](int i, int d, int tile, int j) {
@@ -74,7 +74,7 @@ struct Shared {
     Short raw_scale[LATENT * TWOS];  // S; of every sixteen features first those that are even
     Array<WIDE_ROWS * WIDE> wide;    // noise of a step, or the inputs of every other fine-tuning step
     Array<WIDE_ROWS * WIDE> inputs;  // of a step; backward, both: what is then stored
-    Array<(STAGED ? SEEN : 1) * LONG> projected;
+    Array<(STAGED ? SEEN : 1) * LATENT> projected;
     Array<WARPS*(OF_LOGITS > OF_CODES ? OF_LOGITS : OF_CODES)> of_warps;
     Array<ROWS * LONG> codes;        // or what goes the same way
     Array<ROWS * LONG> codes_then, gradients_then;  // backward: those of the way there
@@ -336,7 +336,13 @@ __device__ inline void encode_scale(const Weights& own, const Short* raw_scale, 
     scaled.undo(sums);
 }
 
-// own += zM; M is used once, and stays where it is.
+// M is used once, and stays where it is; it is brought near some time before.
+__device__ inline void prefetch_mean(const float* to_mean) {
+    constexpr int PART = LATENT * DIM / WARPS;
+    if (thread() % 32 == 0) prefetch_row(to_mean + (learner() * WARPS + warp()) * PART, PART);
+}
+
+// own += zM
 __device__ inline void decode_mean(const float* codes, const float* to_mean, Weights& own) {
 #pragma unroll 2
     for (int eight = 0; eight < LATENT_EIGHTS; ++eight) {
@@ -345,7 +351,7 @@ __device__ inline void decode_mean(const float* codes, const float* to_mean, Wei
         float2 upper[QUADS], lower[QUADS];
 #pragma unroll
         for (int quad = 0; quad < QUADS; ++quad) {
-            upper[quad] = two_kept(from + 16 * quad), lower[quad] = two_kept(from + DIM + 16 * quad);
+            upper[quad] = two(from + 16 * quad), lower[quad] = two(from + DIM + 16 * quad);
         }
 #pragma unroll
         for (int quad = 0; quad < QUADS; ++quad)
@@ -361,7 +367,7 @@ __device__ inline void encode_mean(const Weights& own, const float* to_mean, flo
         const float* from = to_mean + group() * DIM + (warp() * QUADS + quad) * 16 + 4 * member();
         float4 right[LATENT_EIGHTS];
 #pragma unroll
-        for (int eight = 0; eight < LATENT_EIGHTS; ++eight) right[eight] = four_kept(from + 8 * eight * DIM);
+        for (int eight = 0; eight < LATENT_EIGHTS; ++eight) right[eight] = four(from + 8 * eight * DIM);
 #pragma unroll
         for (int eight = 0; eight < LATENT_EIGHTS; ++eight) multiply_turned(sums[eight], first, second, rounded(right[eight]));
     }
@@ -386,7 +392,8 @@ struct Inputs {
         each_row(place.tasks * EXAMPLES, [&](int e) {
             int at = place.example(e, steps, step);
             copy_row(staged() + e * WIDE, inputs + at * DIM, DIM, arrival);
-            if (projected) copy_row(shared.projected.at + e * LONG, projected + at * LATENT, LATENT, arrival);
+            if (projected && e % EXAMPLES == 0)
+                copy_row(shared.projected.at + e * LATENT, projected + at * LATENT, EXAMPLES * LATENT, arrival);
         });
     }
     __device__ void wait(Turns& turns) const {
@@ -397,7 +404,7 @@ struct Inputs {
         return STAGED ? staged() + (place.sees(e) ? e : 0) * WIDE : inputs + place.example(e, steps, step) * DIM;
     }
     __device__ const float* projected_row(int e) const {
-        return STAGED ? shared.projected.at + (place.sees(e) ? e : 0) * LONG
+        return STAGED ? shared.projected.at + (place.sees(e) ? e : 0) * LATENT
                       : projected + place.example(e, steps, step) * LATENT;
     }
 
@@ -480,6 +487,7 @@ KERNEL adapt_forward(
 #pragma unroll 1
         for (int step = 0; step < LATENT_STEPS; ++step) {
             Inputs x = of_latent(step);
+            if (step == LATENT_STEPS - 1) prefetch_mean(to_mean);
             decode_scale(shared.codes.at, shared.raw_scale, own);
             shared.read_noise(place, turns, slope);
             each([&](int tile, int j) {
@@ -581,6 +589,7 @@ KERNEL adapt_backward(
 #pragma unroll 1
         for (int step = FINETUNE_STEPS - 1; step >= 0; --step) {
             Inputs x = of_finetune(step);
+            if (step == (FINETUNE_STEPS > 1)) prefetch_mean(to_mean);
             shared.remember(place, probabilities_then);
             shared.read_probabilities(place, LATENT_STEPS + step - 1, probabilities, probabilities_then);
             each_four([&](int, int d, int tile, int j) {

@@ -83,9 +83,13 @@ __device__ inline void sum_examples(const float* r, int stride, Row row, Weights
 
 // sums += Σ_d w[n][d] x[e][d] over the features of this warp, for eight examples of which this thread reads one
 __device__ inline void sum_features(const Weights& own, const float* inputs, float (&sums)[4]) {
+    float others[4] = {};  // in two rows of products, since each waits for the one before it
 #pragma unroll
     for (int quad = 0; quad < QUADS; ++quad) {
         float4 right = rounded(four(inputs + (warp() * QUADS + quad) * 16 + 4 * member()));
-        multiply_turned(sums, own[2 * quad], own[2 * quad + 1], right);
+        multiply(sums, Left(own[2 * quad]).at, right.x, right.z);
+        multiply(others, Left(own[2 * quad + 1]).at, right.y, right.w);
     }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums[j] += others[j];
 }
