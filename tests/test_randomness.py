@@ -120,8 +120,8 @@ def test_avalanche():
 
 
 def test_a_stream_is_not_longer_than_its_positions():
-    with pytest.raises(ValueError, match="2³² words"):
-        jax.eval_shape(lambda: words(KEY, (2**32,)))
+    with pytest.raises(ValueError, match="2²⁸ words"):
+        jax.eval_shape(lambda: words(KEY, (2**28 + 1,)))
 
 
 def test_normals_are_normal():

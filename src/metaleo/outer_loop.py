@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
 from metaleo.devices import mean_over_devices, own_share
 from metaleo.evaluation import mean_merit
 from metaleo.learners.learner import Hyper, Info, Learner
-from metaleo.tasks.task import Tasks
+from metaleo.tasks.task import Task, Tasks
 
 CLIP = 0.1
 """The paper clips the meta-gradient at this absolute value, and then its norm at the same."""
@@ -87,12 +87,20 @@ def start(learner: Learner, optimiser: optax.GradientTransformation) -> RunState
 
 
 def meta_gradient(
-    learner: Learner, tasks: PyTree, hyper: Hyper, keys: Key[Array, " task"]
+    learner: Learner,
+    tasks: PyTree,
+    hyper: Hyper,
+    keys: Key[Array, " task"],
+    fetch: Callable[[PyTree], Task] = lambda task: task,
 ) -> tuple[Learner, dict[str, Float[Array, " task"]]]:
-    """∇φ of the mean loss over a meta-batch of tasks, and the diagnostics of each."""
+    """∇φ of the mean loss over a meta-batch of tasks, and the diagnostics of each; `fetch` makes tasks of what they are
+    given as."""
 
     def mean_loss(learner):
-        losses, infos = jax.vmap(learner.meta_loss, (0, None, 0))(tasks, hyper, keys)
+        def loss(task, key):
+            return learner.meta_loss(fetch(task), hyper, key)
+
+        losses, infos = jax.vmap(loss)(tasks, keys)
         return losses.mean(), infos
 
     return jax.grad(mean_loss, has_aux=True)(learner)
@@ -128,8 +136,7 @@ def advance(
     def meta_step(carry, now):
         learner, optimiser_state = carry
         picks_now, noise_keys, rate = now
-        batch = jax.vmap(tasks.fetch)(picks_now)
-        gradient, info = meta_gradient(learner, batch, hyper, noise_keys)
+        gradient, info = meta_gradient(learner, picks_now, hyper, noise_keys, tasks.lend)
         gradient = mean_over_devices(gradient) if shared else gradient
         direction, optimiser_state = optimiser.update(as_tree(gradient), optimiser_state)
         updates = jax.tree.map(lambda d: -rate * d, direction)

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from metaleo.kernels import inner_loop, launching
+from metaleo.kernels import inner_loop, launching, noise
+from metaleo.kernels import queries as queries_kernels
 from metaleo.kernels.adaptation import difference
 from metaleo.kernels.inner_loop import Shapes, few_runs, many_runs
 from metaleo.kernels.launching import runs_at_once, trusted
 from metaleo.learners import LEO, Hyper, leo
+from metaleo.learners.learner import QUERY, judge_linear
 from metaleo.model.gaussian import Slopes
 from metaleo.model.network import linear
 from metaleo.outer_loop import meta_gradient
@@ -51,39 +53,41 @@ def library(tmp_path_factory):
     prelude = (Path(__file__).parent / "on_cpu.h").read_text()
     libraries = {}
 
-    def of_cut(cut, slopes):
-        if (cut, slopes) not in libraries:
+    def of_kernel(kernel):
+        problem = kernel.sources, launching.constants(kernel)
+        if problem not in libraries:
             text = folder / "kernels.cpp"
-            text.write_text(prelude + launching.source(*cut.sources))
+            text.write_text(prelude + launching.source(*kernel.sources))
             path = folder / f"{len(libraries)}.so"
-            defined = [f"-D{name}={value!r}" for name, value in cut.constants(slopes).items()]
+            defined = [f"-D{name}={value!r}" for name, value in launching.constants(kernel)]
             flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", *defined]
             subprocess.run(["g++", *flags, str(text), "-o", str(path)], check=True)
-            libraries[cut, slopes] = ctypes.CDLL(str(path))
-        return libraries[cut, slopes]
+            libraries[problem] = ctypes.CDLL(str(path))
+        return libraries[problem]
 
-    return of_cut
+    return of_kernel
 
 
 @pytest.fixture(params=ORDERS)
 def launch(request, library, monkeypatch):
     """Instead of the GPU's launches, these on the CPU."""
 
-    def launcher(name, cut, slopes, results):
-        own, tasks = library(cut, slopes), cut.shapes.tasks
+    def launcher(kernel):
+        own = library(kernel)
 
         def run(*arrays):
-            inputs = [np.ascontiguousarray(array, np.float32) for array in arrays]
-            outputs = [np.full((tasks, *shape), np.nan, np.float32) for shape in results]
+            inputs = [np.ascontiguousarray(array) for array in arrays]
+            assert {array.dtype.itemsize for array in inputs} == {4}
+            outputs = [np.full(shape, np.nan, np.float32) for shape in kernel.results]
             pointers = [array.ctypes.data for array in (*inputs, *outputs)]
             arguments = (ctypes.c_void_p * 25)(*pointers, *[None] * (25 - len(pointers)))
-            sizes = cut.clusters, cut.cluster, cut.threads, cut.shared_bytes
+            sizes = kernel.clusters, kernel.cluster, kernel.threads, kernel.shared_bytes
             own.launch.restype = ctypes.c_bool
-            assert own.launch(getattr(own, name), *sizes, ORDERS.index(request.param), arguments), "a deadlock"
+            assert own.launch(getattr(own, kernel.name), *sizes, ORDERS.index(request.param), arguments), "a deadlock"
             return tuple(outputs)
 
-        shapes_of_results = tuple(jax.ShapeDtypeStruct((tasks, *shape), jnp.float32) for shape in results)
-        return functools.partial(jax.pure_callback, run, shapes_of_results)
+        shapes = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in kernel.results)
+        return functools.partial(jax.pure_callback, run, shapes, vmap_method="sequential")
 
     monkeypatch.setattr(launching, "launcher", launcher)
 
@@ -97,6 +101,17 @@ def test_results_and_gradients(launch, case, official):
     assert difference(way_to_cut(Shapes(*sizes)), Slopes(official, 0.4)) < 3e-5
 
 
+@pytest.mark.parametrize(("way", "queries", "dim"), [(5, 9, 128), (3, 13, 256), (2, 3, 640)])
+def test_query_loss(launch, way, queries, dim):
+    """With its gradient, accuracy, padding, and dropout drawn as elsewhere."""
+    assert queries_kernels.difference(judge_linear, queries_kernels.kernel(3, way, dim, queries, QUERY)) < 1e-5
+
+
+@pytest.mark.parametrize("stream", [0, 3])
+def test_noise(launch, stream):
+    assert noise.difference(stream) < 1e-6
+
+
 def test_kernels_that_go_wrong_are_not_used(launch, monkeypatch):
     way_to_cut, *sizes = CASES["one step"]
     problem = difference, way_to_cut(Shapes(*sizes)), Slopes(False, 0.1)
@@ -104,14 +119,14 @@ def test_kernels_that_go_wrong_are_not_used(launch, monkeypatch):
     assert jax.jit(lambda x: x if trusted(*problem) else -x)(1.0) == 1  # asked for while something else is traced
     right = launching.launcher
 
-    def wrong(name, *arguments):
-        run = right(name, *arguments)
+    def wrong(kernel):
+        run = right(kernel)
 
         def spoilt(*arrays):
             first, *rest = run(*arrays)
             return first.at[0, 0, 0].add(0.1 * jnp.abs(first).max()), *rest
 
-        return spoilt if name == "adapt_backward" else run
+        return spoilt if kernel.name == "adapt_backward" else run
 
     def broken(*_):
         raise RuntimeError("no such instruction\nat line 1")
@@ -154,7 +169,7 @@ def test_arrays_that_are_too_long_are_launched_in_parts(monkeypatch):
     monkeypatch.setattr(launching, "ptx", lambda *_: "")
     monkeypatch.setattr(launching, "MOST_NUMBERS", 8 * 2 * 64 - 1)
     launching.launcher.cache_clear()
-    run = jax.vmap(launching.launcher("adapt_forward", cut, Slopes(False, 0.1), ((64,),)))
+    run = jax.vmap(launching.launcher(cut.kernel("adapt_forward", Slopes(False, 0.1), ((64,),))))
     traced = {runs: jax.make_jaxpr(run)(jnp.zeros((runs, 2, 3))) for runs in (1, 7, 8)}
     assert [str(traced[runs].jaxpr).count("ffi_call[") for runs in traced] == [1, 1, 2]
     assert [traced[runs].out_avals[0].shape for runs in traced] == [(runs, 2, 64) for runs in traced]

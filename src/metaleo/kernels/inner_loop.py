@@ -4,12 +4,9 @@ import numpy as np
 from jaxtyping import Array
 
 from metaleo.kernels import launching
-from metaleo.kernels.launching import MOST_SHARED, RUNS, Cut, Shapes, aligned, apart, eights, usable
+from metaleo.kernels.launching import MOST_SHARED, RUNS, Cut, Shapes, aligned, apart, eights, many, usable
 from metaleo.model.gaussian import Slopes
 from metaleo.together import Arrays
-
-FEW_RUNS = 6
-"""So many runs side by side leave room on a GPU, and are hurried; with more of them nothing is wasted instead."""
 
 FEW = "common.cuh", "slopes.cuh", "few_runs.cu"
 MANY = "common.cuh", "slopes.cuh", "weights.cuh", "many_runs.cu"
@@ -71,8 +68,7 @@ def cut(shapes: Shapes, dtype: np.dtype) -> Cut | None:
     """How the kernels do this here, if they can."""
     if not usable(dtype):
         return None
-    runs = RUNS.get()
-    return many_runs(shapes, runs) if runs > FEW_RUNS else few_runs(shapes) or many_runs(shapes)
+    return many_runs(shapes, RUNS.get()) if many() else few_runs(shapes) or many_runs(shapes)
 
 
 def adapt_forward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
@@ -86,7 +82,7 @@ def adapt_forward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
     results = codes, weights, weights, steps, latent + codes, latent + codes, steps + pairs
     if cut.sources == FEW:
         results = *results, (shapes.latent_steps + 1, *weights)
-    return launching.launcher("adapt_forward", cut, slopes, results)(*arrays)
+    return launching.launcher(cut.kernel("adapt_forward", slopes, results))(*arrays)
 
 
 def adapt_backward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
@@ -96,5 +92,5 @@ def adapt_backward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
     shapes = cut.shapes
     latent, codes, weights = (shapes.latent_steps,), (shapes.way, shapes.latent), (shapes.way, shapes.dim)
     steps, pairs = (shapes.latent_steps + shapes.finetune_steps,), (shapes.way, shapes.examples)
-    results = codes, codes, (shapes.dim,), latent + codes, steps + pairs, (2 * shapes.latent_steps + 1, *weights)
-    return launching.launcher("adapt_backward", cut, slopes, (*results, weights))(*arrays)
+    results = codes, codes, (shapes.dim,), latent + codes, steps + pairs, (2 * shapes.latent_steps + 1, *weights), weights
+    return launching.launcher(cut.kernel("adapt_backward", slopes, results))(*arrays)

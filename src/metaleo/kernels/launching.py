@@ -30,6 +30,29 @@ MOST_NUMBERS = 2**31 - 1
 """Of an array that a kernel reads or writes: it counts in 32 bits."""
 
 
+Numbers = tuple[tuple[str, int | float], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A function of some sources, for arrays of given shapes, and how it is launched for a run."""
+
+    name: str
+    sources: tuple[str, ...]
+    constants: Numbers
+    """Besides its sizes that follow, for the preprocessor."""
+    clusters: int
+    cluster: int
+    """Blocks of a cluster."""
+    threads: int
+    shared_bytes: int
+    """`sizeof(Shared)`."""
+    results: tuple[tuple[int, ...], ...]
+    """Their shapes, of a run."""
+    from_table: bool = False
+    """The last of its arguments is a table that all runs share, the one before it has numbers of its rows."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Shapes:
     """Of the inner loop of tasks that share a learner."""
@@ -64,11 +87,14 @@ class Cut:
         """For the tasks of a learner."""
         return -(-self.shapes.tasks // (self.together * self.passes))
 
-    def constants(self, slopes: Slopes) -> dict[str, int | float]:
-        """For the preprocessor."""
-        numbers = dataclasses.asdict(self.shapes) | dataclasses.asdict(slopes)
-        numbers |= {name: getattr(self, name) for name in ("together", "passes", "cluster", "threads", "shared_bytes")}
-        return {name.upper(): float(number) if name == "initial" else int(number) for name, number in numbers.items()}
+    def kernel(self, name: str, slopes: Slopes, results: tuple[tuple[int, ...], ...]) -> Kernel:
+        """The one of that name, with results of these shapes for each task."""
+        numbers = dataclasses.asdict(self.shapes) | {"together": self.together, "passes": self.passes}
+        numbers |= {"official": int(slopes.official), "initial": float(slopes.initial)}
+        return Kernel(
+            name, self.sources, tuple(numbers.items()), self.clusters, self.cluster, self.threads, self.shared_bytes,
+            tuple((self.shapes.tasks, *shape) for shape in results),
+        )  # fmt: skip
 
 
 def eights(number: int) -> int:
@@ -85,6 +111,9 @@ def aligned(*sizes: int) -> int:
     return sum(-(-size // 4) * 16 for size in sizes)
 
 
+FEW_RUNS = 6
+"""So many runs side by side leave room on a GPU, and are hurried; with more of them nothing is wasted instead."""
+
 RUNS: contextvars.ContextVar[int] = contextvars.ContextVar("RUNS", default=1)
 
 
@@ -96,6 +125,10 @@ def runs_at_once(runs: int) -> Iterator[None]:
         yield
     finally:
         RUNS.reset(token)
+
+
+def many() -> bool:
+    return RUNS.get() > FEW_RUNS
 
 
 def usable(dtype: np.dtype) -> bool:
@@ -120,57 +153,76 @@ def source(*names: str) -> str:
     return "".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
 
 
+def constants(kernel: Kernel) -> Numbers:
+    """For the preprocessor."""
+    numbers = *kernel.constants, *((name, getattr(kernel, name)) for name in ("cluster", "threads", "shared_bytes"))
+    return tuple((name.upper(), number) for name, number in numbers)
+
+
 @functools.cache
-def ptx(cut: Cut, slopes: Slopes) -> str:
+def ptx(sources: tuple[str, ...], constants: Numbers) -> str:
     capability = jax.devices()[0].compute_capability
-    return nvrtc.compile_ptx(source("cluster.cuh", *cut.sources), cut.constants(slopes), capability)
+    return nvrtc.compile_ptx(source("cluster.cuh", *sources), dict(constants), capability)
 
 
 @functools.cache
-def launcher(name: str, cut: Cut, slopes: Slopes, results: tuple[tuple[int, ...], ...]) -> Callable[..., Arrays]:
-    """A kernel as a function of arrays over tasks, and with results of these shapes for each task."""
+def launcher(kernel: Kernel) -> Callable[..., Arrays]:
+    """A kernel as a function of the arrays of a run."""
 
     @custom_vmap
-    def launch(*arrays: Float[Array, "run ..."]) -> Arrays:
+    def launch(*arrays: Array) -> Arrays:
         runs = len(arrays[0])
-        largest = max(*(array.size for array in arrays), *(runs * cut.shapes.tasks * math.prod(own) for own in results))
+        own = arrays[:-1] if kernel.from_table else arrays
+        largest = max(*(array.size for array in own), *(runs * math.prod(shape) for shape in kernel.results))
         if runs > 1 and largest > MOST_NUMBERS:
+            rest = arrays[len(own) :]
             halves = (
-                launch(*(array[: runs // 2] for array in arrays)),
-                launch(*(array[runs // 2 :] for array in arrays)),
+                launch(*(array[: runs // 2] for array in own), *rest),
+                launch(*(array[runs // 2 :] for array in own), *rest),
             )
             return tuple(map(jnp.concatenate, zip(*halves, strict=True)))
         call = jax.ffi.ffi_call(
-            "__gpu$xla.gpu.ptx",
-            [jax.ShapeDtypeStruct((runs, cut.shapes.tasks, *shape), jnp.float32) for shape in results],
+            "__gpu$xla.gpu.ptx", [jax.ShapeDtypeStruct((runs, *shape), jnp.float32) for shape in kernel.results]
         )
         numbers = {
-            "grid_x": runs * cut.clusters * cut.cluster, "grid_y": 1, "grid_z": 1,
-            "block_x": cut.threads, "block_y": 1, "block_z": 1,
-            "shared_mem_bytes": cut.shared_bytes,
+            "grid_x": runs * kernel.clusters * kernel.cluster, "grid_y": 1, "grid_z": 1,
+            "block_x": kernel.threads, "block_y": 1, "block_z": 1,
+            "shared_mem_bytes": kernel.shared_bytes,
         }  # fmt: skip
         return tuple(
             call(
                 *arrays,
-                name=name,
+                name=kernel.name,
                 kernel_type="ptx",
-                kernel_data=ptx(cut, slopes),
-                output_indices=tuple(np.int32(len(arrays) + i) for i in range(len(results))),
+                kernel_data=ptx(kernel.sources, constants(kernel)),
+                output_indices=tuple(np.int32(len(arrays) + i) for i in range(len(kernel.results))),
                 **{key: np.int32(number) for key, number in numbers.items()},
             )
         )
 
     @launch.def_vmap
-    def more_runs(size: int, batched: list[bool], *arrays: Array) -> tuple[Arrays, tuple[bool, ...]]:
+    def more_runs(size: int, batched: list[bool], *given: Array) -> tuple[Arrays, tuple[bool, ...]]:
+        arrays, table = list(given), None
+        if kernel.from_table:
+            table = arrays.pop()
+            *batched, many_tables = batched
+            if many_tables:  # one below the other
+                rows = arrays[-1] if batched[-1] else jnp.broadcast_to(arrays[-1], (size, *arrays[-1].shape))
+                first = jnp.arange(size, dtype=rows.dtype) * table.shape[1]
+                arrays[-1], batched[-1] = rows + first.reshape(-1, *[1] * (rows.ndim - 1)), True
+                table = table.reshape(-1, table.shape[2])
         every = (
             array if own else jnp.broadcast_to(array, (size, *array.shape))
             for array, own in zip(arrays, batched, strict=True)
         )
-        joined = launch(*(array.reshape(-1, *array.shape[2:]) for array in every))
-        return tuple(array.reshape(size, -1, *array.shape[1:]) for array in joined), (True,) * len(results)
+        flat = (array.reshape(-1, *array.shape[2:]) for array in every)
+        joined = launch(*flat, *([] if table is None else [table]))
+        return tuple(array.reshape(size, -1, *array.shape[1:]) for array in joined), (True,) * len(joined)
 
     def of_one_run(*arrays: Array) -> Arrays:
-        return tuple(array[0] for array in launch(*(array[None] for array in arrays)))
+        *own, last = arrays
+        own = *(array[None] for array in own), last if kernel.from_table else last[None]
+        return tuple(array[0] for array in launch(*own))
 
     return of_one_run
 

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from metaleo.inner_loop import descend
-from metaleo.model.heads import Head
+from metaleo.kernels.launching import many
+from metaleo.kernels.queries import judging
+from metaleo.model.heads import Head, LinearHead
 from metaleo.model.network import Network
 from metaleo.objective import accuracy, cross_entropy, l2, query_loss
 from metaleo.randomness import masks
@@ -117,12 +119,23 @@ def judge(
     if network is not None:
         network.check(query)
         key = key if network.dropout else None
+    if query.origin is not None and key is not None and isinstance(head, LinearHead) and many():
+        loss, right = judging(judge_linear, QUERY)(head.weights, key, hyper.keep, query)
+        return loss, {"query_loss": loss, "query_accuracy": right}
     predictions = jax.vmap(head)(dropped(query, hyper, key, QUERY))
     loss = query_loss(predictions, query, cross_entropy if network is None else network.loss)
     info = {"query_loss": loss}
     if network is None or network.classifies:
         info |= {"query_accuracy": accuracy(predictions, query)}
     return loss, info
+
+
+def judge_linear(
+    weights: Float[Array, "way dim"], query: Batch, key: PRNGKeyArray, keep: Float[Array, ""]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Loss and accuracy of a linear classifier under dropout."""
+    loss, info = judge(LinearHead(weights), query, Hyper(keep=keep), key)
+    return loss, info["query_accuracy"]
 
 
 def pay(

@@ -11,6 +11,7 @@ from metaleo.closed_form import code_descent, weight_descent
 from metaleo.inner_loop import descend, descend_linear
 from metaleo.kernels.adaptation import adaptation
 from metaleo.kernels.launching import has_clusters
+from metaleo.kernels.noise import many_normals
 from metaleo.learners.learner import (
     CODE,
     SUPPORT,
@@ -256,7 +257,7 @@ class LEO(Learner):
         if self.stochastic:
             decodings = self.latent_steps + 1, codes, self.network.size
             noise = Noise(
-                normals(key, (codes, latent), CODE).astype(dtype), normals(key, decodings, WEIGHTS).astype(dtype)
+                normals(key, (codes, latent), CODE).astype(dtype), many_normals(key, decodings, WEIGHTS).astype(dtype)
             )
         if hyper is None or not self.network.dropout:
             return noise

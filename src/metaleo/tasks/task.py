@@ -9,6 +9,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 
+class Origin(eqx.Module):
+    """Where inputs lie, for those who can read them there: whoever does spares a copy of them."""
+
+    table: Float[Array, "row dim"]
+    rows: Int[Array, " example"]
+
+
 class Batch(eqx.Module):
     """Examples with their targets. Rows where `mask` is false are padding: they change nothing.
 
@@ -19,6 +26,7 @@ class Batch(eqx.Module):
     inputs: Float[Array, "example *input"]
     targets: Float[Array, "example *target"]
     mask: Bool[Array, " example"]
+    origin: Origin | None = None
 
     @property
     def way(self) -> int:
@@ -56,6 +64,10 @@ class Tasks(eqx.Module):
 
     def fetch(self, picks: PyTree) -> Task:
         return self.sample(picks)
+
+    def lend(self, picks: PyTree) -> Task:
+        """The same, with the origin of the queries if they have one: for use inside of `vmap`, which would copy it out."""
+        return self.fetch(picks)
 
     @property
     def numbers(self) -> int:

@@ -1,0 +1,41 @@
+"""The noise of many runs as a kernel, which draws numbers in pairs; XLA draws each by itself, and so everything twice."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from metaleo.kernels import launching
+from metaleo.kernels.launching import Kernel, apart_by, many, trusted, usable
+from metaleo.randomness import FACTORS, GOLDEN, halves, normals
+
+GENERATOR = ("golden", GOLDEN), ("first_factor", FACTORS[0]), ("second_factor", FACTORS[1])
+THREADS = 256
+FEWEST = 4096
+"""Numbers of a task that are worth a kernel."""
+
+
+def many_normals(key: PRNGKeyArray, shape: tuple[int, ...], stream: int = 0) -> Float[Array, "*shape"]:
+    """`randomness.normals`, and where there are many runs the same by a kernel."""
+    size = math.prod(shape)
+    if not many() or size < FEWEST or size % 8 or not usable(jnp.dtype(jnp.float32)) or not trusted(difference, stream):
+        return normals(key, shape, stream)
+    return drawn(key, size, stream).reshape(shape)
+
+
+def drawn(key: PRNGKeyArray, size: int, stream: int) -> Float[Array, " size"]:
+    return launching.launcher(kernel(size, stream))(halves(key))[0]
+
+
+@functools.cache
+def kernel(size: int, stream: int) -> Kernel:
+    parts = -(-size // (8 * THREADS))
+    constants = *GENERATOR, ("size", size), ("parts", parts), ("stream", stream)
+    return Kernel("draw_normals", ("random.cuh", "noise.cu"), constants, parts, 1, THREADS, 0, ((size,),))
+
+
+def difference(stream: int) -> float:
+    key = jax.random.key(0)
+    return apart_by((drawn(key, FEWEST + 8, stream),), (normals(key, (FEWEST + 8,), stream),))

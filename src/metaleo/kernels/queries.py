@@ -1,0 +1,135 @@
+"""The query loss of linear classifiers for many runs as a kernel.
+
+It reads the rows of the table once; XLA writes them with their dropout, and reads that for the loss and for its gradient.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+
+from metaleo.kernels import launching
+from metaleo.kernels.launching import MOST_SHARED, Kernel, aligned, apart_by, trusted, usable
+from metaleo.kernels.noise import GENERATOR
+from metaleo.randomness import halves
+from metaleo.tasks.task import Batch
+from metaleo.together import Arrays, together
+
+Judge = Callable[[Float[Array, "way dim"], Batch, PRNGKeyArray, Float[Array, ""]], Any]
+"""Loss and accuracy of weights on queries, under dropout that a key and the share that is kept decide on."""
+
+MOST_WEIGHTS = 3200
+"""Of a task's classifier: a warp holds them in its registers, and their gradient."""
+THREADS = 128
+
+
+@functools.cache
+def judging(judge: Judge, stream: int) -> Callable[..., Arrays]:
+    """`judge`, whose dropout is of this stream, and where there are many runs the same by a kernel: a function of
+    (weights, key, keep, queries that have an origin)."""
+
+    def one(weights, words, keep, targets, mask, rows, table):
+        inputs = table.at[rows].get(mode="promise_in_bounds")
+        return judge(weights, Batch(inputs, targets, mask), jax.random.wrap_key_data(words, impl="threefry2x32"), keep)
+
+    def of_tasks(*arguments: Array) -> Any:
+        here, tried = (kernel_for(arguments, tasks, stream) for tasks in (len(arguments[0]), TRIED))
+        if here is None or tried is None or not trusted(difference, judge, tried):
+            return jax.vmap(one, (0, 0, 0, 0, 0, 0, None))(*arguments)
+        weights, words, keep, targets, mask, rows, table = arguments
+        present = mask.astype(weights.dtype)
+        share = present / jnp.sum(present, axis=1, keepdims=True)
+        return judge_tasks(here, weights, words, keep, targets, share, rows, table)
+
+    both = together(one, of_tasks, shared=(6,))
+
+    def judged(weights: Float[Array, "way dim"], key: PRNGKeyArray, keep: float | Float[Array, ""], query: Batch) -> Arrays:
+        keep, origin = jnp.asarray(keep, jnp.float32), query.origin
+        return both(weights, halves(key), keep, query.targets, query.mask, origin.rows, origin.table)
+
+    return judged
+
+
+def kernel_for(arguments: Arrays, tasks: int, stream: int) -> Kernel | None:
+    """For arguments of these shapes, but so many tasks, if there is one here."""
+    weights, _, _, targets, *_ = arguments
+    if not usable(weights.dtype):
+        return None
+    return kernel(tasks, *weights.shape[1:], targets.shape[1], stream)
+
+
+def kernel(tasks: int, way: int, dim: int, queries: int, stream: int) -> Kernel | None:
+    warps = THREADS // 32
+    shared_bytes = aligned(warps * way * dim, warps, warps)
+    if dim % 128 or way * dim > MOST_WEIGHTS or shared_bytes > MOST_SHARED:
+        return None
+    constants = *GENERATOR, ("way", way), ("examples", queries), ("dim", dim), ("stream", stream)
+    return Kernel(
+        "judge_queries", ("common.cuh", "random.cuh", "queries.cu"), constants, tasks, 1, THREADS, shared_bytes,
+        ((tasks,), (tasks,), (tasks, way, dim)), from_table=True,
+    )  # fmt: skip
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def judge_tasks(kernel: Kernel, *arguments: Array) -> Arrays:
+    return forward(kernel, *arguments)[0]
+
+
+def forward(
+    kernel: Kernel,
+    weights: Float[Array, "task way dim"],
+    words: UInt32[Array, "task 2"],
+    keep: Float[Array, " task"],
+    targets: Float[Array, "task query way"],
+    share: Float[Array, "task query"],
+    rows: Int[Array, "task query"],
+    table: Float[Array, "row dim"],
+) -> tuple[Arrays, Float[Array, "task way dim"]]:
+    losses, right, gradient = launching.launcher(kernel)(weights, words, keep, targets, share, rows, table)
+    return (losses, right), gradient
+
+
+def backward(_kernel: Kernel, gradient: Float[Array, "task way dim"], of_results: Arrays) -> tuple[Array | None, ...]:
+    return of_results[0][:, None, None] * gradient, *[None] * 6
+
+
+judge_tasks.defvjp(forward, backward)
+
+
+# Trust
+
+
+TRIED = 3
+"""Tasks that the kernel is tried on."""
+
+
+def difference(judge: Judge, kernel: Kernel) -> float:
+    """Between the kernel and XLA: the largest of loss, accuracy and gradient on random tasks with padding, in terms of the
+    largest number of each."""
+    generator, sizes = np.random.default_rng(0), dict(kernel.constants)
+    way, dim, queries = int(sizes["way"]), int(sizes["dim"]), int(sizes["examples"])
+    weights = jnp.asarray(generator.normal(size=(TRIED, way, dim)), jnp.float32)
+    table = jnp.asarray(generator.normal(size=(2 * queries, dim)) / dim**0.5, jnp.float32)
+    rows = jnp.asarray(generator.integers(2 * queries, size=(TRIED, queries)), jnp.int32)
+    targets = jnp.broadcast_to(jnp.eye(way)[jnp.arange(queries) % way], (TRIED, queries, way))
+    mask = jnp.ones((TRIED, queries), bool).at[0, -1].set(False)
+    keys, keep = jax.random.split(jax.random.key(0), TRIED), jnp.linspace(0.3, 1, TRIED)
+
+    present = mask.astype(jnp.float32)
+    share = present / jnp.sum(present, axis=1, keepdims=True)
+
+    def by_xla(weights: Float[Array, "task way dim"]) -> Arrays:
+        return jax.vmap(judge)(weights, jax.vmap(Batch)(table[rows], targets, mask), keys, keep)
+
+    def by_kernel(weights: Float[Array, "task way dim"]) -> Arrays:
+        return judge_tasks(kernel, weights, jax.vmap(halves)(keys), keep, targets, share, rows, table)
+
+    def with_gradient(judge: Callable[..., Arrays]) -> Arrays:
+        results, back = jax.vjp(judge, weights)
+        return *results, *back((jnp.arange(1.0, TRIED + 1), jnp.zeros(TRIED)))
+
+    return apart_by(with_gradient(by_kernel), with_gradient(by_xla))
