@@ -91,6 +91,7 @@ static float shuffle_xor(float value, int bits) {
 static float fast_exp(float x) { return std::exp(x); }
 static float fast_log(float x) { return std::log(x); }
 static float fast_divide(float x, float y) { return x / y; }
+static float fast_root(float x) { return std::sqrt(x); }
 static float to_tf32(float x) { return x; }
 
 // A product of a warp, as cluster.cuh describes it; here in float32.

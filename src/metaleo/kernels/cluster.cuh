@@ -25,6 +25,12 @@ __device__ inline float fast_exp(float x) { return __expf(x); }
 __device__ inline float fast_log(float x) { return __logf(x); }
 __device__ inline float fast_divide(float x, float y) { return __fdividef(x, y); }
 
+__device__ inline float fast_root(float x) {
+    float result;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
 // A number in the precision of the matrix units, which is also that of JAX's products on a GPU unless more is asked for.
 __device__ inline float to_tf32(float x) {
     unsigned rounded;

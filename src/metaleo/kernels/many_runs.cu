@@ -635,6 +635,8 @@ KERNEL adapt_backward(
         encode_mean(own, to_mean + learner() * LATENT * DIM, sums);
         shared.gather_codes(sums, of_code_now);
         shared.store(place, shared.wide.at, rights, 2 * LATENT_STEPS + 1, 2 * LATENT_STEPS);
+        rows_stored();
+        shared.fetch_noise(place, noise, LATENT_STEPS - 1);
         shared.store(place, shared.inputs.at, of_means, 1, 0);
         if (pass + 1 < PASSES) Place(pass + 1).prefetch_weights(of_tuned);
 #pragma unroll 1
@@ -650,20 +652,22 @@ KERNEL adapt_backward(
             shared.remember(place, probabilities_then);
             shared.read_probabilities(place, step - 1, probabilities, probabilities_then);
             block_sync();
+            decode_scale(shared.codes_then.at, shared.raw_scale, raw);
             rows_stored();
             x.fetch();
-            shared.fetch_noise(place, noise, step);
-            decode_scale(shared.codes_then.at, shared.raw_scale, raw);
             decode_scale(shared.codes.at, shared.raw_scale, own);
-            x.wait(turns);
-            x.rows(shared.residuals.at, rest);
             shared.read_noise(place, turns, slope);
             each([&](int tile, int j) {
                 Slopes s = slopes(raw[tile][j]);
-                float back = own[tile][j], of_weights = rest[tile][j];
-                rest[tile][j] = back * of_weights * s.bend * slope[tile][j];
+                raw[tile][j] = own[tile][j] * s.bend * slope[tile][j];
                 slope[tile][j] *= s.slope;
-                own[tile][j] = back * slope[tile][j];
+                own[tile][j] *= slope[tile][j];
+            });
+            x.wait(turns);
+            x.rows(shared.residuals.at, rest);
+            each([&](int tile, int j) {
+                float of_weights = rest[tile][j];
+                rest[tile][j] = raw[tile][j] * of_weights;
                 raw[tile][j] = of_weights * slope[tile][j];
             });
             shared.stage(place, shared.wide.at, raw);
@@ -678,6 +682,8 @@ KERNEL adapt_backward(
             x.project(shared.of_logits.at, sums);
             copies_done();
             shared.gather_codes(sums, of_code_now);
+            rows_stored();
+            if (step > 0) shared.fetch_noise(place, noise, step - 1);
             shared.store(place, shared.inputs.at, rights, 2 * LATENT_STEPS + 1, 2 * step + 1);
         }
         each_number(place, [&](int k, int n, int l, bool has) {

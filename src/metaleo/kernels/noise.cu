@@ -8,8 +8,8 @@ __device__ inline float unit(unsigned word) { return static_cast<float>(word >> 
 
 __device__ inline float2 on_the_circle(unsigned word) {
     float angle = (unit(word) - 0.5f) * 1.5707963267948966f, square = angle * angle;
-    float sin = angle * (1 + square * (-1.f / 6 + square * (1.f / 120 + square * (-1.f / 5040 + square / 362880))));
-    float cos = 1 + square * (-1.f / 2 + square * (1.f / 24 + square * (-1.f / 720 + square / 40320)));
+    float sin = angle * (1 + square * (-1.f / 6 + square * (1.f / 120 + square * (-1.f / 5040 + square * (1.f / 362880)))));
+    float cos = 1 + square * (-1.f / 2 + square * (1.f / 24 + square * (-1.f / 720 + square * (1.f / 40320))));
     float sign = word & 2 ? -1.f : 1.f;
     return word & 1 ? float2{-sign * sin, sign * cos} : float2{sign * cos, sign * sin};
 }
@@ -21,7 +21,7 @@ KERNEL draw_normals(const unsigned* keys, float* numbers) {
     float cosines[4], sines[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        float radius = sqrtf(-2 * logf(unit(stream.word(first + i))));
+        float radius = fast_root(-2 * logf(unit(stream.word(first + i))));
         float2 direction = on_the_circle(stream.word(HALF + first + i));
         cosines[i] = radius * direction.x, sines[i] = radius * direction.y;
     }

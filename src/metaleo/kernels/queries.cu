@@ -6,9 +6,25 @@
 
 constexpr int FOURS = DIM / 128;
 
+__device__ inline int feature(int j) { return 128 * j + 4 * (thread() % 32); }
+
 struct Shared {
     Array<WARPS * WAY * DIM> of_weights;
+    Array<2 * WARPS * DIM> inputs;  // of a query of each warp, and of its next one
+    Array<PAIRS> targets;
+    Array<EXAMPLES> share;
     Array<WARPS> losses, correct;
+    alignas(16) int rows[EXAMPLES];
+
+    __device__ float* input(int e) { return inputs.at + (e / WARPS % 2 * WARPS + warp()) * DIM; }
+
+    // Every thread has that copied which it reads itself.
+    __device__ void fetch(int e, const float* table) {
+        if (e >= EXAMPLES) return;
+        const float* row = table + static_cast<long long>(rows[e]) * DIM;
+#pragma unroll
+        for (int j = 0; j < FOURS; ++j) copy_four(input(e) + feature(j), row + feature(j));
+    }
 };
 
 static_assert(sizeof(Shared) == SHARED_BYTES, "the launch reserves another amount of shared memory");
@@ -18,8 +34,6 @@ __device__ inline float sum_of_warp(float value) {
     for (int other = 16; other > 0; other /= 2) value += shuffle_xor(value, other);
     return value;
 }
-
-__device__ inline int feature(int j) { return 128 * j + 4 * (thread() % 32); }
 
 __device__ inline float dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 
@@ -43,12 +57,20 @@ KERNEL judge_queries(
 #pragma unroll
         for (int j = 0; j < FOURS; ++j) own[n][j] = four(weights + (task * WAY + n) * DIM + feature(j)), sums[n][j] = {0, 0, 0, 0};
 
+    for (int i = thread(); i < PAIRS; i += THREADS) shared.targets[i] = targets[task * PAIRS + i];
+    for (int i = thread(); i < EXAMPLES; i += THREADS) {
+        shared.share[i] = share[task * EXAMPLES + i], shared.rows[i] = rows[task * EXAMPLES + i];
+    }
+    block_sync();
+    shared.fetch(warp(), table);
+
 #pragma unroll 1
     for (int e = warp(); e < EXAMPLES; e += WARPS) {
-        const float* row = table + static_cast<long long>(rows[task * EXAMPLES + e]) * DIM;
         float4 x[FOURS];
+        copies_done();
 #pragma unroll
-        for (int j = 0; j < FOURS; ++j) x[j] = four(row + feature(j));
+        for (int j = 0; j < FOURS; ++j) x[j] = four(shared.input(e) + feature(j));
+        shared.fetch(e + WARPS, table);
 #pragma unroll
         for (int j = 0; j < FOURS; ++j) {
             unsigned position = e * DIM + feature(j);
@@ -57,7 +79,7 @@ KERNEL judge_queries(
             x[j].z = stream.word(position + 2) >> 8 < limit ? x[j].z * scale : 0;
             x[j].w = stream.word(position + 3) >> 8 < limit ? x[j].w * scale : 0;
         }
-        float logits[WAY], most = -3e38f, asked = -3e38f, total = 0, its_share = share[task * EXAMPLES + e];
+        float logits[WAY], most = -3e38f, asked = -3e38f, total = 0, its_share = shared.share[e];
         int most_at = 0, asked_at = 0;
 #pragma unroll
         for (int n = 0; n < WAY; ++n) {
@@ -70,7 +92,7 @@ KERNEL judge_queries(
         for (int n = 0; n < WAY; ++n) logits[n] = sum_of_warp(logits[n]);
 #pragma unroll
         for (int n = 0; n < WAY; ++n) {
-            float target = targets[(task * EXAMPLES + e) * WAY + n];
+            float target = shared.targets[e * WAY + n];
             if (logits[n] > most) most = logits[n], most_at = n;
             if (target > asked) asked = target, asked_at = n;
         }
@@ -80,7 +102,7 @@ KERNEL judge_queries(
         correct += most_at == asked_at ? its_share : 0;
 #pragma unroll
         for (int n = 0; n < WAY; ++n) {
-            float target = targets[(task * EXAMPLES + e) * WAY + n];
+            float target = shared.targets[e * WAY + n];
             float residual = its_share * (fast_exp(logits[n] - total) - target);
             loss += its_share * target * (total - logits[n]);
 #pragma unroll

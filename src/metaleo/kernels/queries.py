@@ -64,7 +64,7 @@ def kernel_for(arguments: Arrays, tasks: int, stream: int) -> Kernel | None:
 
 def kernel(tasks: int, way: int, dim: int, queries: int, stream: int) -> Kernel | None:
     warps = THREADS // 32
-    shared_bytes = aligned(warps * way * dim, warps, warps)
+    shared_bytes = aligned(warps * way * dim, 2 * warps * dim, way * queries, queries, warps, warps, queries)
     if dim % 128 or way * dim > MOST_WEIGHTS or shared_bytes > MOST_SHARED:
         return None
     constants = *GENERATOR, ("way", way), ("examples", queries), ("dim", dim), ("stream", stream)
