@@ -1,6 +1,6 @@
 // What the kernels need of a GPU with clusters of blocks (compute capability 9.0 and later), and nothing else does.
 
-#define KERNEL extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS)
+#define KERNEL extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, RESIDENT)
 #define SHARED(Type, name) extern __shared__ float4 shared_memory[]; Type& name = *reinterpret_cast<Type*>(shared_memory)
 
 __device__ inline int thread() { return threadIdx.x; }

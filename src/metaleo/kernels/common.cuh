@@ -1,6 +1,6 @@
 // What all kernels share: a thread's place in the products of its warp, and softmax.
 //
-// Constants: TASKS (that share a learner), WAY, EXAMPLES, DIM, THREADS, CLUSTER, SHARED_BYTES.
+// Constants: TASKS (that share a learner), WAY, EXAMPLES, DIM, THREADS, CLUSTER, RESIDENT, SHARED_BYTES.
 
 constexpr int WARPS = THREADS / 32, PAIRS = WAY * EXAMPLES;
 constexpr int GROUP = 8;  // threads to an example of a softmax

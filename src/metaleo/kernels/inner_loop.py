@@ -92,5 +92,13 @@ def adapt_backward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
     shapes = cut.shapes
     latent, codes, weights = (shapes.latent_steps,), (shapes.way, shapes.latent), (shapes.way, shapes.dim)
     steps, pairs = (shapes.latent_steps + shapes.finetune_steps,), (shapes.way, shapes.examples)
-    results = codes, codes, (shapes.dim,), latent + codes, steps + pairs, (2 * shapes.latent_steps + 1, *weights), weights
+    results = (
+        codes,
+        codes,
+        (shapes.dim,),
+        latent + codes,
+        steps + pairs,
+        (2 * shapes.latent_steps + 1, *weights),
+        weights,
+    )
     return launching.launcher(cut.kernel("adapt_backward", slopes, results))(*arrays)

@@ -49,6 +49,8 @@ class Kernel:
     """`sizeof(Shared)`."""
     results: tuple[tuple[int, ...], ...]
     """Their shapes, of a run."""
+    resident: int = 1
+    """Blocks that a multiprocessor should have registers for."""
     from_table: bool = False
     """The last of its arguments is a table that all runs share, the one before it has numbers of its rows."""
 
@@ -155,7 +157,10 @@ def source(*names: str) -> str:
 
 def constants(kernel: Kernel) -> Numbers:
     """For the preprocessor."""
-    numbers = *kernel.constants, *((name, getattr(kernel, name)) for name in ("cluster", "threads", "shared_bytes"))
+    numbers = (
+        *kernel.constants,
+        *((name, getattr(kernel, name)) for name in ("cluster", "threads", "resident", "shared_bytes")),
+    )
     return tuple((name.upper(), number) for name, number in numbers)
 
 

@@ -96,7 +96,7 @@ struct Shared {
     __device__ void load_learner(const float* to_raw_scale, const float* latent_step_size, const float* finetune_step_size) {
         for (int i = thread(); i < LATENT; i += THREADS) latent_rates[i] = latent_step_size[learner() * LATENT + i];
         for (int i = thread(); i < DIM; i += THREADS) finetune_rates[i] = finetune_step_size[learner() * DIM + i];
-#pragma unroll 8
+#pragma unroll 20
         for (int i = thread(); i < LATENT * DIM / 4; i += THREADS) {
             float4 numbers = four(to_raw_scale + learner() * LATENT * DIM + 4 * i);
             Short* to = raw_scale + i / (DIM / 4) * TWOS + i % (DIM / 4) / 4 * 8 + i % 4;
@@ -344,7 +344,7 @@ __device__ inline void prefetch_mean(const float* to_mean) {
 
 // own += zM
 __device__ inline void decode_mean(const float* codes, const float* to_mean, Weights& own) {
-#pragma unroll 2
+#pragma unroll 4
     for (int eight = 0; eight < LATENT_EIGHTS; ++eight) {
         Left left(codes + 8 * eight, LONG);
         const float* from = to_mean + (8 * eight + 2 * member()) * DIM + warp() * QUADS * 16 + 2 * group();
@@ -361,15 +361,21 @@ __device__ inline void decode_mean(const float* codes, const float* to_mean, Wei
 
 // sums += weights × Mᵀ: the part of this warp
 __device__ inline void encode_mean(const Weights& own, const float* to_mean, float (&sums)[LATENT_EIGHTS][4]) {
+    constexpr int AT_ONCE = 2;
+    const float* from = to_mean + group() * DIM + warp() * QUADS * 16 + 4 * member();
 #pragma unroll
-    for (int quad = 0; quad < QUADS; ++quad) {
-        Left first(own[2 * quad]), second(own[2 * quad + 1]);
-        const float* from = to_mean + group() * DIM + (warp() * QUADS + quad) * 16 + 4 * member();
-        float4 right[LATENT_EIGHTS];
+    for (int first = 0; first < QUADS; first += AT_ONCE) {
+        float4 right[AT_ONCE][LATENT_EIGHTS];
 #pragma unroll
-        for (int eight = 0; eight < LATENT_EIGHTS; ++eight) right[eight] = four(from + 8 * eight * DIM);
+        for (int i = 0; i < AT_ONCE && first + i < QUADS; ++i)
 #pragma unroll
-        for (int eight = 0; eight < LATENT_EIGHTS; ++eight) multiply_turned(sums[eight], first, second, rounded(right[eight]));
+            for (int eight = 0; eight < LATENT_EIGHTS; ++eight)
+                right[i][eight] = four(from + 8 * eight * DIM + 16 * (first + i));
+#pragma unroll
+        for (int i = 0; i < AT_ONCE && first + i < QUADS; ++i)
+#pragma unroll
+            for (int eight = 0; eight < LATENT_EIGHTS; ++eight)
+                multiply_turned(sums[eight], own[2 * (first + i)], own[2 * (first + i) + 1], rounded(right[i][eight]));
     }
 }
 
@@ -410,7 +416,8 @@ struct Inputs {
 
     // Σ_e r[n][e] x[e][d]
     __device__ void rows(const float* r, Weights& own) const {
-        sum_examples<SEEN_EIGHTS>(r, BROAD, [&](int e) { return row(e); }, own);
+        each([&](int tile, int j) { own[tile][j] = 0; });
+        add_examples<SEEN_EIGHTS>(r, BROAD, [&](int e) { return row(e); }, own);
     }
 
     // sums += Σ_e r[n][e] p[e][l], each by one of the warps
@@ -431,12 +438,12 @@ struct Inputs {
 #pragma unroll 2
         for (int eight = 0; eight < SEEN_EIGHTS; ++eight) {
             float sums[4] = {};
-            sum_features(own, row(8 * eight + example_of(group())), sums);
             if (codes)
                 for (int l = warp(); l < LATENT_EIGHTS; l += WARPS) {
                     float2 p = two(projected_row(8 * eight + example_of(group())) + 8 * l + 2 * member());
                     multiply(sums, Left(codes + 8 * l, LONG).at, to_tf32(p.x), to_tf32(p.y));
                 }
+            sum_features(own, row(8 * eight + example_of(group())), sums);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 int n = group() + j / 2 * 8, e = 8 * eight + example_of(2 * member() + j % 2);

@@ -1,44 +1,38 @@
-// The query loss of a linear classifier, and its gradient: a block has a task, and each warp takes every WARPS-th query. The
+// The query loss of a linear classifier, and its gradient: a block has a task and takes its queries sixteen at a time. The
 // rows of a table that the queries are stay where they are, and are read once.
 //
-// A thread has so many fours of the features of the weights, and of their gradient; dropout is that of `randomness.masks`.
-// Also constant: STREAM. DIM is a multiple of 128; EXAMPLES are queries.
+// Weights are in registers as in `weights.cuh`; of the inputs a thread copies and drops what it reads for the logits.
+// Dropout is that of `randomness.masks`. Also constant: STREAM. EXAMPLES are queries.
 
-constexpr int FOURS = DIM / 128;
+constexpr int TAKEN = 16, TURNS = (EXAMPLES + TAKEN - 1) / TAKEN;
+constexpr int WIDE = DIM + 4, BROAD = TAKEN + 8;  // of rows in shared memory
+constexpr int WAY_EIGHTS = (WAY + 7) / 8;
 
-__device__ inline int feature(int j) { return 128 * j + 4 * (thread() % 32); }
+static_assert(WAY <= ROWS, "how the classes are cut");
 
 struct Shared {
-    Array<WARPS * WAY * DIM> of_weights;
-    Array<2 * WARPS * DIM> inputs;  // of a query of each warp, and of its next one
+    Array<2 * TAKEN * WIDE> inputs;  // these, and the next ones
+    Array<WARPS * TAKEN * WAY> logits;
+    Array<ROWS * BROAD> residuals;
+    Array<TAKEN> losses, correct;
     Array<PAIRS> targets;
     Array<EXAMPLES> share;
-    Array<WARPS> losses, correct;
     alignas(16) int rows[EXAMPLES];
 
-    __device__ float* input(int e) { return inputs.at + (e / WARPS % 2 * WARPS + warp()) * DIM; }
-
-    // Every thread has that copied which it reads itself.
-    __device__ void fetch(int e, const float* table) {
-        if (e >= EXAMPLES) return;
-        const float* row = table + static_cast<long long>(rows[e]) * DIM;
-#pragma unroll
-        for (int j = 0; j < FOURS; ++j) copy_four(input(e) + feature(j), row + feature(j));
-    }
+    __device__ float* input(int turn, int e) { return inputs.at + (turn % 2 * TAKEN + e) * WIDE; }
 };
 
 static_assert(sizeof(Shared) == SHARED_BYTES, "the launch reserves another amount of shared memory");
 
-__device__ inline float sum_of_warp(float value) {
+// A thread's own of the inputs, which is what it reads of them in `sum_features`: which of the examples, and from which
+// feature on.
+template <class Use>
+__device__ inline void each_own(Use use) {
 #pragma unroll
-    for (int other = 16; other > 0; other /= 2) value += shuffle_xor(value, other);
-    return value;
-}
-
-__device__ inline float dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
-
-__device__ inline void add(float4& to, float by, float4 numbers) {
-    to.x += by * numbers.x, to.y += by * numbers.y, to.z += by * numbers.z, to.w += by * numbers.w;
+    for (int eight = 0; eight < TAKEN / 8; ++eight)
+#pragma unroll
+        for (int quad = 0; quad < QUADS; ++quad)
+            use(8 * eight + example_of(group()), (warp() * QUADS + quad) * 16 + 4 * member());
 }
 
 KERNEL judge_queries(
@@ -50,81 +44,99 @@ KERNEL judge_queries(
     int task = cluster();
     Stream stream(keys + 2 * task, STREAM);
     float kept = keep[task], scale = 1 / kept, loss = 0, correct = 0;
-    unsigned limit = static_cast<unsigned>(rintf(kept * 0x1p24f));  // of the leading 24 bits
-    float4 own[WAY][FOURS], sums[WAY][FOURS];
-#pragma unroll
-    for (int n = 0; n < WAY; ++n)
-#pragma unroll
-        for (int j = 0; j < FOURS; ++j) own[n][j] = four(weights + (task * WAY + n) * DIM + feature(j)), sums[n][j] = {0, 0, 0, 0};
+    unsigned last = static_cast<unsigned>(rintf(kept * 0x1p24f)) * 256 - 1;  // of the words whose feature is kept
+    Weights own, sums;
 
+    auto fetch = [&](int turn) {
+        each_own([&](int e, int d) {
+            int query = turn * TAKEN + e < EXAMPLES ? turn * TAKEN + e : 0;  // whose residuals are zero there
+            copy_four(shared.input(turn, e) + d, table + static_cast<long long>(shared.rows[query]) * DIM + d);
+        });
+    };
+    auto drop = [&](int turn) {
+        each_own([&](int e, int d) {
+            unsigned position = (turn * TAKEN + e) * DIM + d;
+            float4& x = *reinterpret_cast<float4*>(shared.input(turn, e) + d);
+            auto factor = [&](int i) { return stream.word(position + i) <= last ? scale : 0; };
+            x = rounded(float4{x.x * factor(0), x.y * factor(1), x.z * factor(2), x.w * factor(3)});
+        });
+    };
+
+    for (int i = thread(); i < EXAMPLES; i += THREADS) shared.rows[i] = rows[task * EXAMPLES + i];
+    for (int i = thread(); i < EXAMPLES; i += THREADS) shared.share[i] = share[task * EXAMPLES + i];
     for (int i = thread(); i < PAIRS; i += THREADS) shared.targets[i] = targets[task * PAIRS + i];
-    for (int i = thread(); i < EXAMPLES; i += THREADS) {
-        shared.share[i] = share[task * EXAMPLES + i], shared.rows[i] = rows[task * EXAMPLES + i];
-    }
+    for (int i = thread(); i < ROWS * BROAD; i += THREADS) shared.residuals[i] = 0;
+    each_four([&](int i, int d, int tile, int j) {
+        int n = group() + 8 * i;
+        put(own, tile, j, n < WAY ? four(weights + (task * WAY + n) * DIM + d) : float4{0, 0, 0, 0});
+        put(sums, tile, j, {0, 0, 0, 0});
+    });
     block_sync();
-    shared.fetch(warp(), table);
+    fetch(0);
 
 #pragma unroll 1
-    for (int e = warp(); e < EXAMPLES; e += WARPS) {
-        float4 x[FOURS];
+    for (int turn = 0; turn < TURNS; ++turn) {
         copies_done();
+        drop(turn);
+        if (turn + 1 < TURNS) fetch(turn + 1);
 #pragma unroll
-        for (int j = 0; j < FOURS; ++j) x[j] = four(shared.input(e) + feature(j));
-        shared.fetch(e + WARPS, table);
+        for (int eight = 0; eight < TAKEN / 8; ++eight) {
+            float parts[4] = {};
+            sum_features(own, shared.input(turn, 8 * eight + example_of(group())), parts);
 #pragma unroll
-        for (int j = 0; j < FOURS; ++j) {
-            unsigned position = e * DIM + feature(j);
-            x[j].x = stream.word(position) >> 8 < limit ? x[j].x * scale : 0;
-            x[j].y = stream.word(position + 1) >> 8 < limit ? x[j].y * scale : 0;
-            x[j].z = stream.word(position + 2) >> 8 < limit ? x[j].z * scale : 0;
-            x[j].w = stream.word(position + 3) >> 8 < limit ? x[j].w * scale : 0;
+            for (int j = 0; j < 4; ++j) {
+                int n = group() + j / 2 * 8, e = 8 * eight + example_of(2 * member() + j % 2);
+                if (n < WAY) shared.logits[(warp() * TAKEN + e) * WAY + n] = parts[j];
+            }
         }
-        float logits[WAY], most = -3e38f, asked = -3e38f, total = 0, its_share = shared.share[e];
-        int most_at = 0, asked_at = 0;
+        block_sync();
+        for (int first = 0; first < TAKEN; first += THREADS / GROUP) {
+            int e = first + thread() / GROUP, query = turn * TAKEN + e;
+            if (e >= TAKEN) break;
+            bool seen = query < EXAMPLES;
+            float logits[WAY_EIGHTS], most = -3e38f, asked = -3e38f, its_share = seen ? shared.share[query] : 0;
 #pragma unroll
-        for (int n = 0; n < WAY; ++n) {
-            float sum = 0;
+            for (int j = 0; j < WAY_EIGHTS; ++j) {
+                int n = thread() % GROUP + j * GROUP;
+                bool has = seen && n < WAY;
+                float sum = 0;
 #pragma unroll
-            for (int j = 0; j < FOURS; ++j) sum += dot(own[n][j], x[j]);
-            logits[n] = sum;
+                for (int other = 0; other < WARPS; ++other) sum += has ? shared.logits[(other * TAKEN + e) * WAY + n] : 0;
+                logits[j] = has ? sum : -3e38f;
+                most = fmaxf(most, logits[j]), asked = fmaxf(asked, has ? shared.targets[query * WAY + n] : -3e38f);
+            }
+            most = most_of_eight(most), asked = most_of_eight(asked);
+            float total = log_total(logits), most_at = -WAY, asked_at = -WAY;  // of the first of each, what it lacks of 0
+#pragma unroll
+            for (int j = 0; j < WAY_EIGHTS; ++j) {
+                int n = thread() % GROUP + j * GROUP;
+                if (!seen || n >= WAY) continue;
+                float target = shared.targets[query * WAY + n];
+                if (logits[j] == most) most_at = fmaxf(most_at, -n);
+                if (target == asked) asked_at = fmaxf(asked_at, -n);
+                shared.residuals[n * BROAD + e] = its_share * (fast_exp(logits[j] - total) - target);
+                loss += its_share * target * (total - logits[j]);
+            }
+            if (!seen)
+                for (int n = thread() % GROUP; n < WAY; n += GROUP) shared.residuals[n * BROAD + e] = 0;
+            bool right = most_of_eight(most_at) == most_of_eight(asked_at);
+            if (thread() % GROUP == 0) correct += right ? its_share : 0;
         }
-#pragma unroll
-        for (int n = 0; n < WAY; ++n) logits[n] = sum_of_warp(logits[n]);
-#pragma unroll
-        for (int n = 0; n < WAY; ++n) {
-            float target = shared.targets[e * WAY + n];
-            if (logits[n] > most) most = logits[n], most_at = n;
-            if (target > asked) asked = target, asked_at = n;
-        }
-#pragma unroll
-        for (int n = 0; n < WAY; ++n) total += fast_exp(logits[n] - most);
-        total = most + fast_log(total);
-        correct += most_at == asked_at ? its_share : 0;
-#pragma unroll
-        for (int n = 0; n < WAY; ++n) {
-            float target = shared.targets[e * WAY + n];
-            float residual = its_share * (fast_exp(logits[n] - total) - target);
-            loss += its_share * target * (total - logits[n]);
-#pragma unroll
-            for (int j = 0; j < FOURS; ++j) add(sums[n][j], residual, x[j]);
-        }
+        block_sync();
+        add_examples<TAKEN / 8>(shared.residuals.at, BROAD, [&](int e) { return shared.input(turn, e); }, sums);
     }
-#pragma unroll
-    for (int n = 0; n < WAY; ++n)
-#pragma unroll
-        for (int j = 0; j < FOURS; ++j)
-            *reinterpret_cast<float4*>(shared.of_weights.at + (warp() * WAY + n) * DIM + feature(j)) = sums[n][j];
-    if (thread() % 32 == 0) shared.losses[warp()] = loss, shared.correct[warp()] = correct;
+
+    each_four([&](int i, int d, int tile, int j) {
+        int n = group() + 8 * i;
+        if (n < WAY) *reinterpret_cast<float4*>(of_weights + (task * WAY + n) * DIM + d) = take(sums, tile, j);
+    });
+    loss = sum_of_eight(loss);
+    if (thread() % GROUP == 0 && thread() / GROUP < TAKEN)
+        shared.losses[thread() / GROUP] = loss, shared.correct[thread() / GROUP] = correct;
     block_sync();
-    for (int i = 4 * thread(); i < WAY * DIM; i += 4 * THREADS) {
-        float4 sum = {0, 0, 0, 0};
-#pragma unroll
-        for (int other = 0; other < WARPS; ++other) add(sum, 1, four(shared.of_weights.at + other * WAY * DIM + i));
-        *reinterpret_cast<float4*>(of_weights + task * WAY * DIM + i) = sum;
-    }
     if (thread() == 0) {
         loss = correct = 0;
-        for (int other = 0; other < WARPS; ++other) loss += shared.losses[other], correct += shared.correct[other];
+        for (int e = 0; e < TAKEN; ++e) loss += shared.losses[e], correct += shared.correct[e];
         losses[task] = loss, accuracies[task] = correct;
     }
 }

@@ -22,9 +22,8 @@ from metaleo.together import Arrays, together
 Judge = Callable[[Float[Array, "way dim"], Batch, PRNGKeyArray, Float[Array, ""]], Any]
 """Loss and accuracy of weights on queries, under dropout that a key and the share that is kept decide on."""
 
-MOST_WEIGHTS = 3200
-"""Of a task's classifier: a warp holds them in its registers, and their gradient."""
-THREADS = 128
+TAKEN = 16
+"""Queries that are taken at a time."""
 
 
 @functools.cache
@@ -47,7 +46,9 @@ def judging(judge: Judge, stream: int) -> Callable[..., Arrays]:
 
     both = together(one, of_tasks, shared=(6,))
 
-    def judged(weights: Float[Array, "way dim"], key: PRNGKeyArray, keep: float | Float[Array, ""], query: Batch) -> Arrays:
+    def judged(
+        weights: Float[Array, "way dim"], key: PRNGKeyArray, keep: float | Float[Array, ""], query: Batch
+    ) -> Arrays:
         keep, origin = jnp.asarray(keep, jnp.float32), query.origin
         return both(weights, halves(key), keep, query.targets, query.mask, origin.rows, origin.table)
 
@@ -63,14 +64,16 @@ def kernel_for(arguments: Arrays, tasks: int, stream: int) -> Kernel | None:
 
 
 def kernel(tasks: int, way: int, dim: int, queries: int, stream: int) -> Kernel | None:
-    warps = THREADS // 32
-    shared_bytes = aligned(warps * way * dim, 2 * warps * dim, way * queries, queries, warps, warps, queries)
-    if dim % 128 or way * dim > MOST_WEIGHTS or shared_bytes > MOST_SHARED:
+    warps = 8
+    shared_bytes = aligned(
+        2 * TAKEN * (dim + 4), warps * TAKEN * way, 16 * (TAKEN + 8), TAKEN, TAKEN, way * queries, queries, queries
+    )
+    if dim % (16 * warps) or not 0 < dim <= 1024 or way > 16 or shared_bytes > MOST_SHARED:
         return None
     constants = *GENERATOR, ("way", way), ("examples", queries), ("dim", dim), ("stream", stream)
     return Kernel(
-        "judge_queries", ("common.cuh", "random.cuh", "queries.cu"), constants, tasks, 1, THREADS, shared_bytes,
-        ((tasks,), (tasks,), (tasks, way, dim)), from_table=True,
+        "judge_queries", ("common.cuh", "weights.cuh", "random.cuh", "queries.cu"), constants, tasks, 1, 32 * warps, shared_bytes,
+        ((tasks,), (tasks,), (tasks, way, dim)), resident=2 if shared_bytes <= MOST_SHARED // 2 else 1, from_table=True,
     )  # fmt: skip
 
 

@@ -65,10 +65,9 @@ __device__ inline float4 rounded(float4 x) { return {to_tf32(x.x), to_tf32(x.y),
 // The order of columns where examples are turned.
 __device__ inline int example_of(int column) { return column / 2 + column % 2 * 4; }
 
-// Σ_e r[n][e] x[e][d]; `row` says where the inputs of an example are.
+// own += Σ_e r[n][e] x[e][d]; `row` says where the inputs of an example are.
 template <int EIGHTS, class Row>
-__device__ inline void sum_examples(const float* r, int stride, Row row, Weights& own) {
-    each([&](int tile, int j) { own[tile][j] = 0; });
+__device__ inline void add_examples(const float* r, int stride, Row row, Weights& own) {
 #pragma unroll 2
     for (int eight = 0; eight < EIGHTS; ++eight) {
         Left left(r + 8 * eight, stride);
