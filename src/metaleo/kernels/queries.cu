@@ -58,7 +58,7 @@ KERNEL judge_queries(
             unsigned position = (turn * TAKEN + e) * DIM + d;
             float4& x = *reinterpret_cast<float4*>(shared.input(turn, e) + d);
             auto factor = [&](int i) { return stream.word(position + i) <= last ? scale : 0; };
-            x = rounded(float4{x.x * factor(0), x.y * factor(1), x.z * factor(2), x.w * factor(3)});
+            x = {x.x * factor(0), x.y * factor(1), x.z * factor(2), x.w * factor(3)};
         });
     };
 
