@@ -24,7 +24,13 @@ def halves(key: PRNGKeyArray) -> UInt32[Array, "2"]:
 
 
 def words(key: PRNGKeyArray, shape: tuple[int, ...], stream: int = 0) -> UInt32[Array, "*shape"]:
-    """Random 32-bit words. The streams of a key, of which there are eight, are parts of one sequence without repetition."""
+    """Random 32-bit words. The eight streams of a key are parts of one sequence, in which no word comes twice."""
+    x = leading(key, shape, stream)
+    return x ^ (x >> 15)
+
+
+def leading(key: PRNGKeyArray, shape: tuple[int, ...], stream: int = 0) -> UInt32[Array, "*shape"]:
+    """The same where only the leading bits count: the last ones are not mixed."""
     first, second = halves(key)
     size = math.prod(shape)
     if size > STREAM:
@@ -32,15 +38,14 @@ def words(key: PRNGKeyArray, shape: tuple[int, ...], stream: int = 0) -> UInt32[
     start = first + second * jnp.uint32(FACTORS[1]) + jnp.uint32(stream * GOLDEN**2 % 2**32)
     x = jax.lax.iota(jnp.uint32, size).reshape(shape) * jnp.uint32(GOLDEN) + start
     x = (x ^ (x >> 16)) * jnp.uint32(FACTORS[0]) + second
-    x = (x ^ (x >> 15)) * jnp.uint32(FACTORS[1])
-    return x ^ (x >> 15)
+    return (x ^ (x >> 15)) * jnp.uint32(FACTORS[1])
 
 
 def masks(
     key: PRNGKeyArray, keep: float | Float[Array, ""], shape: tuple[int, ...], stream: int = 0
 ) -> Bool[Array, "*shape"]:
     """True with probability `keep`, to the nearest 2⁻²⁴."""
-    uniform = (words(key, shape, stream) >> 8).astype(jnp.int32)
+    uniform = (leading(key, shape, stream) >> 8).astype(jnp.int32)
     return uniform < jnp.round(jnp.asarray(keep, jnp.float32) * 2**24).astype(jnp.int32)
 
 

@@ -435,6 +435,8 @@ struct Inputs {
 
     // This warp's part of Σ_d w[n][d] x[e][d], and with codes of Σ_l p[e][l] z[n][l], for classes and examples of a task
     __device__ void dots(const Weights& own, const float* codes) const {
+        Weights left;
+        turn(own, left);
 #pragma unroll 2
         for (int eight = 0; eight < SEEN_EIGHTS; ++eight) {
             float sums[4] = {};
@@ -443,7 +445,7 @@ struct Inputs {
                     float2 p = two(projected_row(8 * eight + example_of(group())) + 8 * l + 2 * member());
                     multiply(sums, Left(codes + 8 * l, LONG).at, to_tf32(p.x), to_tf32(p.y));
                 }
-            sum_features(own, row(8 * eight + example_of(group())), sums);
+            sum_features(left, row(8 * eight + example_of(group())), sums);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 int n = group() + j / 2 * 8, e = 8 * eight + example_of(2 * member() + j % 2);
@@ -662,12 +664,15 @@ KERNEL adapt_backward(
             decode_scale(shared.codes_then.at, shared.raw_scale, raw);
             rows_stored();
             x.fetch();
-            decode_scale(shared.codes.at, shared.raw_scale, own);
             shared.read_noise(place, turns, slope);
             each([&](int tile, int j) {
                 Slopes s = slopes(raw[tile][j]);
-                raw[tile][j] = own[tile][j] * s.bend * slope[tile][j];
+                raw[tile][j] = s.bend * slope[tile][j];
                 slope[tile][j] *= s.slope;
+            });
+            decode_scale(shared.codes.at, shared.raw_scale, own);
+            each([&](int tile, int j) {
+                raw[tile][j] *= own[tile][j];
                 own[tile][j] *= slope[tile][j];
             });
             x.wait(turns);

@@ -45,7 +45,7 @@ KERNEL judge_queries(
     Stream stream(keys + 2 * task, STREAM);
     float kept = keep[task], scale = 1 / kept, loss = 0, correct = 0;
     unsigned last = static_cast<unsigned>(rintf(kept * 0x1p24f)) * 256 - 1;  // of the words whose feature is kept
-    Weights own, sums;
+    Weights left, sums;
 
     auto fetch = [&](int turn) {
         each_own([&](int e, int d) {
@@ -57,7 +57,7 @@ KERNEL judge_queries(
         each_own([&](int e, int d) {
             unsigned position = (turn * TAKEN + e) * DIM + d;
             float4& x = *reinterpret_cast<float4*>(shared.input(turn, e) + d);
-            auto factor = [&](int i) { return stream.word(position + i) <= last ? scale : 0; };
+            auto factor = [&](int i) { return stream.leading(position + i) <= last ? scale : 0; };
             x = {x.x * factor(0), x.y * factor(1), x.z * factor(2), x.w * factor(3)};
         });
     };
@@ -68,9 +68,10 @@ KERNEL judge_queries(
     for (int i = thread(); i < ROWS * BROAD; i += THREADS) shared.residuals[i] = 0;
     each_four([&](int i, int d, int tile, int j) {
         int n = group() + 8 * i;
-        put(own, tile, j, n < WAY ? four(weights + (task * WAY + n) * DIM + d) : float4{0, 0, 0, 0});
-        put(sums, tile, j, {0, 0, 0, 0});
+        put(sums, tile, j, n < WAY ? four(weights + (task * WAY + n) * DIM + d) : float4{0, 0, 0, 0});
     });
+    turn(sums, left);
+    each([&](int tile, int j) { sums[tile][j] = 0; });
     block_sync();
     fetch(0);
 
@@ -82,7 +83,7 @@ KERNEL judge_queries(
 #pragma unroll
         for (int eight = 0; eight < TAKEN / 8; ++eight) {
             float parts[4] = {};
-            sum_features(own, shared.input(turn, 8 * eight + example_of(group())), parts);
+            sum_features(left, shared.input(turn, 8 * eight + example_of(group())), parts);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 int n = group() + j / 2 * 8, e = 8 * eight + example_of(2 * member() + j % 2);

@@ -10,10 +10,13 @@ struct Stream {
     __device__ Stream(const unsigned* key, unsigned number)
         : start(key[0] + key[1] * SECOND + number * (STEP * STEP)), second(key[1]) {}
 
-    __device__ unsigned word(unsigned position) const {
+    __device__ unsigned leading(unsigned position) const {
         unsigned x = position * STEP + start;
         x = (x ^ (x >> 16)) * FIRST + second;
-        x = (x ^ (x >> 15)) * SECOND;
+        return (x ^ (x >> 15)) * SECOND;
+    }
+    __device__ unsigned word(unsigned position) const {
+        unsigned x = leading(position);
         return x ^ (x >> 15);
     }
 };

@@ -80,14 +80,19 @@ __device__ inline void add_examples(const float* r, int stride, Row row, Weights
     }
 }
 
+// Weights as the first factor of products.
+__device__ inline void turn(const Weights& own, Weights& left) {
+    each([&](int tile, int j) { left[tile][j] = to_tf32(own[tile][j % 2 * 2 + j / 2]); });
+}
+
 // sums += Σ_d w[n][d] x[e][d] over the features of this warp, for eight examples of which this thread reads one
-__device__ inline void sum_features(const Weights& own, const float* inputs, float (&sums)[4]) {
+__device__ inline void sum_features(const Weights& left, const float* inputs, float (&sums)[4]) {
     float others[4] = {};  // in two rows of products, since each waits for the one before it
 #pragma unroll
     for (int quad = 0; quad < QUADS; ++quad) {
         float4 right = rounded(four(inputs + (warp() * QUADS + quad) * 16 + 4 * member()));
-        multiply(sums, Left(own[2 * quad]).at, right.x, right.z);
-        multiply(others, Left(own[2 * quad + 1]).at, right.y, right.w);
+        multiply(sums, left[2 * quad], right.x, right.z);
+        multiply(others, left[2 * quad + 1], right.y, right.w);
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) sums[j] += others[j];

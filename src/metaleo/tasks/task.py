@@ -66,7 +66,7 @@ class Tasks(eqx.Module):
         return self.sample(picks)
 
     def lend(self, picks: PyTree) -> Task:
-        """The same, with the origin of the queries if they have one: for use inside of `vmap`, which would copy it out."""
+        """The same, with the origin of queries that have one: for use inside of `vmap`, which copies what leaves it."""
         return self.fetch(picks)
 
     @property
