@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from metaleo import outer_loop
+from metaleo.kernels.launching import runs_at_once
 from metaleo.learners.learner import Hyper
 from metaleo.tasks import Episodes
 from small import HYPER, close, make_learner, make_metaset
@@ -60,6 +61,20 @@ def test_first_step_is_the_learning_rate(episodes):
 def advance(state, hyper, key, episodes, num_steps, meta_batch=4, unroll=1):
     optimiser = outer_loop.make_optimiser()
     return outer_loop.advance(state, hyper, key, episodes, optimiser, meta_batch, num_steps, unroll=unroll)
+
+
+@pytest.mark.parametrize("name", ["leo", "meta-sgd"])
+def test_queries_judged_where_they_lie(episodes, name):
+    """As among many runs, where tasks come with the origin of their queries."""
+    tasks, keys = episodes["training"], jax.random.split(jax.random.key(1), 4)
+    picks = jax.vmap(tasks.pick)(keys)
+    lent = tasks.lend(jax.tree.map(lambda leaf: leaf[0], picks)).query
+    np.testing.assert_array_equal(lent.origin.table[lent.origin.rows], lent.inputs)
+    given = make_learner(name), picks, ARRAYS, keys
+    expected = jax.jit(lambda *given: outer_loop.meta_gradient(*given, tasks.fetch))(*given)
+    with runs_at_once(100):
+        one_primitive = jax.jit(lambda *given: outer_loop.meta_gradient(*given, tasks.lend))
+        assert close(one_primitive(*given), expected, 1e-5)
 
 
 def test_steps_in_twos_are_the_same_steps(episodes):

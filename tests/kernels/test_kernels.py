@@ -16,14 +16,14 @@ from metaleo.kernels import inner_loop, launching, noise
 from metaleo.kernels import queries as queries_kernels
 from metaleo.kernels.adaptation import difference
 from metaleo.kernels.inner_loop import Shapes, few_runs, many_runs
-from metaleo.kernels.launching import runs_at_once, trusted
+from metaleo.kernels.launching import Kernel, runs_at_once, trusted
 from metaleo.learners import LEO, Hyper, leo
 from metaleo.learners.learner import QUERY, judge_linear
 from metaleo.model.gaussian import Slopes
 from metaleo.model.network import linear
 from metaleo.outer_loop import meta_gradient
 from metaleo.tasks import Task
-from metaleo.tasks.task import labelled
+from metaleo.tasks.task import Origin, labelled
 from small import close
 
 ORDERS = "forwards", "backwards", "uneven"
@@ -139,27 +139,30 @@ def test_kernels_that_go_wrong_are_not_used(launch, monkeypatch):
     trusted.cache_clear()
 
 
-@pytest.mark.parametrize("runs", [1, 100])
-def test_meta_gradient_with_kernels(launch, monkeypatch, runs):
-    """From tasks and keys to the gradient of a learner, as in every meta-step."""
-    own = LEO.init(jax.random.key(0), linear(64), latent=16, latent_steps=2, finetune_steps=2)
-    keys = jax.random.split(jax.random.key(1), 2)
+@pytest.mark.parametrize(("runs", "kernels"), [(1, 2), (100, 4)])
+def test_meta_gradient_with_kernels(launch, monkeypatch, runs, kernels):
+    """From tasks and keys to the gradient of a learner, as in every meta-step; of many runs noise and queries too."""
+    own = LEO.init(jax.random.key(0), linear(128), latent=16, latent_steps=2, finetune_steps=2)
+    keys, table = jax.random.split(jax.random.key(1), 2), jax.random.normal(jax.random.key(2), (40, 128)) / 8
 
-    def batch(key, examples):
-        inputs = jax.random.normal(key, (examples, 64)) / 8
-        return labelled(inputs, np.arange(examples) % 3, 3, jnp.arange(examples) < examples - 1)
+    def fetch(key):
+        def batch(rows):
+            present = jnp.arange(len(rows)) < len(rows) - 1
+            return labelled(table[rows], np.arange(len(rows)) % 3, 3, present)
 
-    tasks = jax.vmap(lambda key: Task(batch(key, 4), batch(jax.random.fold_in(key, 1), 7)))(keys)
-    arguments = own, tasks, Hyper(), keys
-    expected = jax.jit(meta_gradient)(*arguments)
+        support, query = jnp.split(jax.random.permutation(key, 40)[:11], [4])
+        return Task(batch(support), dataclasses.replace(batch(query), origin=Origin(table, query)))
+
+    monkeypatch.setattr(noise, "FEWEST", 1024)
+    expected = jax.jit(lambda *arguments: meta_gradient(*arguments, fetch))(own, keys, Hyper(), keys)
     trusted.cache_clear()
     for module in (launching, leo):
         monkeypatch.setattr(module, "has_clusters", lambda: True)
     monkeypatch.setattr(launching.nvrtc, "library", lambda: True)
-    once_more = jax.jit(lambda *arguments: meta_gradient(*arguments))  # or JAX remembers what it traced
+    once_more = jax.jit(lambda *arguments: meta_gradient(*arguments, fetch))  # or JAX remembers what it traced
     with runs_at_once(runs):
-        assert str(once_more.trace(*arguments).jaxpr).count("pure_callback[") == 2
-        assert close(once_more(*arguments), expected, 3e-5)
+        assert str(once_more.trace(own, keys, Hyper(), keys).jaxpr).count("pure_callback[") == kernels
+        assert close(once_more(own, keys, Hyper(), keys), expected, 3e-5)
     trusted.cache_clear()
 
 
@@ -174,6 +177,32 @@ def test_arrays_that_are_too_long_are_launched_in_parts(monkeypatch):
     assert [str(traced[runs].jaxpr).count("ffi_call[") for runs in traced] == [1, 1, 2]
     assert [traced[runs].out_avals[0].shape for runs in traced] == [(runs, 2, 64) for runs in traced]
     launching.launcher.cache_clear()
+
+
+@pytest.mark.parametrize("axes", [(0, 0, None), (0, None, None), (0, 0, 0), (0, None, 0)])
+def test_runs_and_tables_that_are_mapped_over(monkeypatch, axes):
+    """All runs are launched at once, with the one table they share or with all of theirs, one below the other."""
+
+    def call(_name, results):
+        def launched(weights, rows, table, **_):
+            assert weights.ndim == rows.ndim == 3
+            assert [result.shape for result in results] == [(len(weights), 2, 3)]
+            return (weights * table[rows, 0],)
+
+        return launched
+
+    monkeypatch.setattr(launching.jax.ffi, "ffi_call", call)
+    monkeypatch.setattr(launching, "ptx", lambda *_: "")
+    kernel = Kernel("of_rows", (), (), 2, 1, 32, 0, ((2, 3),), from_table=True)
+    weights, rows = np.random.default_rng(0).normal(size=(5, 4, 2, 3)), np.arange(120).reshape(5, 4, 2, 3) % 7
+    table = jnp.asarray(np.random.default_rng(1).normal(size=(5, 7, 1)))
+    weights, rows = jnp.asarray(weights), jnp.asarray(rows)
+    run, arrays = launching.launcher.__wrapped__(kernel), (weights, rows, table)
+    arrays = tuple(array if axis == 0 else array[0] for array, axis in zip(arrays, axes, strict=True))
+    (own,) = jax.vmap(jax.vmap(run, (0, 0, None)), axes)(*arrays)
+    for i in range(5):
+        weights, rows, table = (array[i] if axis == 0 else array for array, axis in zip(arrays, axes, strict=True))
+        np.testing.assert_allclose(own[i], weights * table[rows, 0], rtol=1e-6)
 
 
 def test_which_shapes_fit():

@@ -50,7 +50,8 @@ def many_runs(shapes: Shapes, runs: int = 1) -> Cut | None:
     wide = max(together * shapes.way, staged) * (shapes.dim + 4)
     residuals, logits = 16 * (eights(seen) + 8), seen * shapes.way
     shared_bytes = 2 * shapes.latent * (shapes.dim + 8) + aligned(
-        wide, wide, staged * shapes.latent, warps * max(logits, 16 * (shapes.latent + 4)), 16 * long, 16 * long, 16 * long, residuals, residuals, logits, logits, seen,
+        wide, wide, staged * shapes.latent, warps * max(logits, 16 * (shapes.latent + 4)),
+        16 * long, 16 * long, 16 * long, residuals, residuals, logits, logits, seen,
         (shapes.latent_steps + shapes.finetune_steps) * seen, shapes.latent, shapes.dim, arrival, arrival,
     )  # fmt: skip
     if shared_bytes > MOST_SHARED:
@@ -86,9 +87,9 @@ def adapt_forward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
 
 
 def adapt_backward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
-    """(the same but for z; gradients, probabilities, and zS or, of many runs, z and z′; ∂/∂z′, ∂/∂θ, ∂/∂θ′, ∂/∂losses) to ∂/∂z, ∂/∂α of codes by class
-    and of weights; of latent steps ∂/∂(their gradient) and of all steps ∂/∂logits; what goes into the gradient of S,
-    two for each latent step and one after them, and of M."""
+    """(the same but for z; gradients, probabilities, and zS or, of many runs, z and z′; ∂/∂z′, ∂/∂θ, ∂/∂θ′, ∂/∂losses)
+    to ∂/∂z, ∂/∂α of codes by class and of weights; of latent steps ∂/∂(their gradient) and of all steps ∂/∂logits;
+    what goes into the gradient of S, two for each latent step and one after them, and of M."""
     shapes = cut.shapes
     latent, codes, weights = (shapes.latent_steps,), (shapes.way, shapes.latent), (shapes.way, shapes.dim)
     steps, pairs = (shapes.latent_steps + shapes.finetune_steps,), (shapes.way, shapes.examples)

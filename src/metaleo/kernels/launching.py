@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from metaleo.kernels import nvrtc
 from metaleo.model.gaussian import Slopes

@@ -1,4 +1,4 @@
-"""The noise of many runs as a kernel, which draws numbers in pairs; XLA draws each by itself, and so everything twice."""
+"""The noise of many runs as a kernel, which draws numbers in pairs; XLA draws each by itself, and everything twice."""
 
 import functools
 import math

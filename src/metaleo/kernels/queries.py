@@ -1,6 +1,6 @@
 """The query loss of linear classifiers for many runs as a kernel.
 
-It reads the rows of the table once; XLA writes them with their dropout, and reads that for the loss and for its gradient.
+It reads the rows of the table once; XLA writes them with their dropout, and reads that for the loss and its gradient.
 """
 
 import functools
@@ -16,7 +16,7 @@ from metaleo.kernels import launching
 from metaleo.kernels.launching import MOST_SHARED, Kernel, aligned, apart_by, trusted, usable
 from metaleo.kernels.noise import GENERATOR
 from metaleo.randomness import halves
-from metaleo.tasks.task import Batch
+from metaleo.tasks.task import Batch, Origin
 from metaleo.together import Arrays, together
 
 Judge = Callable[[Float[Array, "way dim"], Batch, PRNGKeyArray, Float[Array, ""]], Any]
@@ -28,8 +28,8 @@ TAKEN = 16
 
 @functools.cache
 def judging(judge: Judge, stream: int) -> Callable[..., Arrays]:
-    """`judge`, whose dropout is of this stream, and where there are many runs the same by a kernel: a function of
-    (weights, key, keep, queries that have an origin)."""
+    """`judge`, whose dropout is of this stream, and where a kernel can do it the same by that: a function of (weights,
+    key, keep, queries, their origin)."""
 
     def one(weights, words, keep, targets, mask, rows, table):
         inputs = table.at[rows].get(mode="promise_in_bounds")
@@ -47,20 +47,22 @@ def judging(judge: Judge, stream: int) -> Callable[..., Arrays]:
     both = together(one, of_tasks, shared=(6,))
 
     def judged(
-        weights: Float[Array, "way dim"], key: PRNGKeyArray, keep: float | Float[Array, ""], query: Batch
+        weights: Float[Array, "way dim"],
+        key: PRNGKeyArray,
+        keep: float | Float[Array, ""],
+        query: Batch,
+        origin: Origin,
     ) -> Arrays:
-        keep, origin = jnp.asarray(keep, jnp.float32), query.origin
-        return both(weights, halves(key), keep, query.targets, query.mask, origin.rows, origin.table)
+        kept = jnp.asarray(keep, jnp.float32)
+        return both(weights, halves(key), kept, query.targets, query.mask, origin.rows, origin.table)
 
     return judged
 
 
 def kernel_for(arguments: Arrays, tasks: int, stream: int) -> Kernel | None:
     """For arguments of these shapes, but so many tasks, if there is one here."""
-    weights, _, _, targets, *_ = arguments
-    if not usable(weights.dtype):
-        return None
-    return kernel(tasks, *weights.shape[1:], targets.shape[1], stream)
+    (_, way, dim), (_, queries, _) = arguments[0].shape, arguments[3].shape
+    return kernel(tasks, way, dim, queries, stream) if usable(arguments[0].dtype) else None
 
 
 def kernel(tasks: int, way: int, dim: int, queries: int, stream: int) -> Kernel | None:
@@ -70,11 +72,18 @@ def kernel(tasks: int, way: int, dim: int, queries: int, stream: int) -> Kernel 
     )
     if dim % (16 * warps) or not 0 < dim <= 1024 or way > 16 or shared_bytes > MOST_SHARED:
         return None
-    constants = *GENERATOR, ("way", way), ("examples", queries), ("dim", dim), ("stream", stream)
     return Kernel(
-        "judge_queries", ("common.cuh", "weights.cuh", "random.cuh", "queries.cu"), constants, tasks, 1, 32 * warps, shared_bytes,
-        ((tasks,), (tasks,), (tasks, way, dim)), resident=2 if shared_bytes <= MOST_SHARED // 2 else 1, from_table=True,
-    )  # fmt: skip
+        "judge_queries",
+        ("common.cuh", "weights.cuh", "random.cuh", "queries.cu"),
+        (*GENERATOR, ("way", way), ("examples", queries), ("dim", dim), ("stream", stream)),
+        clusters=tasks,
+        cluster=1,
+        threads=32 * warps,
+        shared_bytes=shared_bytes,
+        results=((tasks,), (tasks,), (tasks, way, dim)),
+        resident=2 if shared_bytes <= MOST_SHARED // 2 else 1,
+        from_table=True,
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -111,8 +120,8 @@ TRIED = 3
 
 
 def difference(judge: Judge, kernel: Kernel) -> float:
-    """Between the kernel and XLA: the largest of loss, accuracy and gradient on random tasks with padding, in terms of the
-    largest number of each."""
+    """Between the kernel and XLA on random tasks with padding: the largest of loss, accuracy and gradient, in terms of
+    the largest number of each."""
     generator, sizes = np.random.default_rng(0), dict(kernel.constants)
     way, dim, queries = int(sizes["way"]), int(sizes["dim"]), int(sizes["examples"])
     weights = jnp.asarray(generator.normal(size=(TRIED, way, dim)), jnp.float32)

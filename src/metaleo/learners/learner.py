@@ -120,7 +120,7 @@ def judge(
         network.check(query)
         key = key if network.dropout else None
     if query.origin is not None and key is not None and isinstance(head, LinearHead) and many():
-        loss, right = judging(judge_linear, QUERY)(head.weights, key, hyper.keep, query)
+        loss, right = judging(judge_linear, QUERY)(head.weights, key, hyper.keep, query, query.origin)
         return loss, {"query_loss": loss, "query_accuracy": right}
     predictions = jax.vmap(head)(dropped(query, hyper, key, QUERY))
     loss = query_loss(predictions, query, cross_entropy if network is None else network.loss)
