@@ -114,7 +114,6 @@ static void copy_four(float* to, const float* from) {
 
 static void copies_done() {}
 
-static void prefetch(const float*) {}
 static void prefetch_row(const float*, int) {}
 
 using Short = float2;  // as exact as everything here

@@ -53,10 +53,7 @@ __device__ inline void copy_four(float* to, const float* from) {
 
 __device__ inline void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Asks for the 128 bytes around an address to be brought near.
-__device__ inline void prefetch(const float* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
-
-// The same for many numbers, a multiple of four of them.
+// Asks for numbers, a multiple of four of them, to be brought near.
 __device__ inline void prefetch_row(const float* address, int numbers) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(4 * numbers));
 }

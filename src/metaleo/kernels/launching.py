@@ -130,6 +130,7 @@ def runs_at_once(runs: int) -> Iterator[None]:
 
 
 def many() -> bool:
+    """Whether what is traced is for many runs."""
     return RUNS.get() > FEW_RUNS
 
 

@@ -76,11 +76,11 @@ struct Shared {
     Array<WIDE_ROWS * WIDE> inputs;  // of a step; backward, both: what is then stored
     Array<(STAGED ? SEEN : 1) * LATENT> projected;
     Array<WARPS*(OF_LOGITS > OF_CODES ? OF_LOGITS : OF_CODES)> of_warps;
-    Array<ROWS * LONG> codes;        // or what goes the same way
+    Array<ROWS * LONG> codes;                       // or what goes the same way
     Array<ROWS * LONG> codes_then, gradients_then;  // backward: those of the way there
-    Array<ROWS * BROAD> residuals;   // of classes and examples of different tasks: zero
-    Array<ROWS * BROAD> of_logits;   // backward
-    Array<OF_LOGITS> probabilities;  // backward
+    Array<ROWS * BROAD> residuals;                  // of classes and examples of different tasks: zero
+    Array<ROWS * BROAD> of_logits;                  // backward
+    Array<OF_LOGITS> probabilities;                 // backward
     Array<OF_LOGITS> targets;
     Array<SEEN> share;
     Array<STEPS * SEEN> losses;  // or, backward, ∂/∂losses
@@ -564,7 +564,8 @@ KERNEL adapt_backward(
     const float* to_mean, const float* to_raw_scale, const float* latent_step_size, const float* finetune_step_size,
     const float* latent_inputs, const float* finetune_inputs, const float* projected, const float* noise,
     const float* targets, const float* share, const float* gradients, const float* probabilities, const float* codes,
-    const float* adapted, const float* of_adapted, const float* of_decoded, const float* of_tuned, const float* of_losses,  // results follow
+    const float* adapted, const float* of_adapted, const float* of_decoded, const float* of_tuned,
+    const float* of_losses,  // results follow
     float* of_code, float* of_latent_step_size, float* of_finetune_step_size, float* of_gradients, float* of_logits,
     float* rights, float* of_means
 ) {

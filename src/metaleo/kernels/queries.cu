@@ -43,7 +43,7 @@ KERNEL judge_queries(
     SHARED(Shared, shared);
     int task = cluster();
     Stream stream(keys + 2 * task, STREAM);
-    float kept = keep[task], scale = 1 / kept, loss = 0, correct = 0;
+    float kept = keep[task], scale = kept > 0 ? 1 / kept : 0, loss = 0, correct = 0;
     unsigned last = static_cast<unsigned>(rintf(kept * 0x1p24f)) * 256 - 1;  // of the words whose feature is kept
     Weights left, sums;
 

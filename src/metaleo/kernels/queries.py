@@ -42,7 +42,7 @@ def judging(judge: Judge, stream: int) -> Callable[..., Arrays]:
         weights, words, keep, targets, mask, rows, table = arguments
         present = mask.astype(weights.dtype)
         share = present / jnp.sum(present, axis=1, keepdims=True)
-        return judge_tasks(here, weights, words, keep, targets, share, rows, table)
+        return judge_tasks(here, weights, words, keep.astype(jnp.float32), targets, share, rows, table)
 
     both = together(one, of_tasks, shared=(6,))
 
@@ -53,8 +53,7 @@ def judging(judge: Judge, stream: int) -> Callable[..., Arrays]:
         query: Batch,
         origin: Origin,
     ) -> Arrays:
-        kept = jnp.asarray(keep, jnp.float32)
-        return both(weights, halves(key), kept, query.targets, query.mask, origin.rows, origin.table)
+        return both(weights, halves(key), jnp.asarray(keep), query.targets, query.mask, origin.rows, origin.table)
 
     return judged
 
