@@ -1,6 +1,6 @@
 // Stands in for cluster.cuh, so that the kernels can be tested where there is no GPU: the threads of a cluster are
-// fibers, each run until it has to wait for others, in one order or the other, or with warps that get no turn at random:
-// a barrier or a wait that is missing shows in one of these. Shared memory begins as NaN, in which a number never written shows.
+// fibers, each run until it has to wait for others, in one order or the other, or with warps that get no turn at random, some
+// of them for long: a barrier or a wait that is missing shows in one of these. Shared memory begins as NaN, in which a number never written shows.
 
 #include <ucontext.h>
 
@@ -54,7 +54,7 @@ struct Fiber {
     Block* block;
     int thread;
     bool done = false;
-    std::vector<Copy> stores;
+    std::vector<Copy> stores, fours;
 };
 
 static std::vector<Fiber> fibers;
@@ -107,12 +107,6 @@ static void multiply(float (&sums)[4], const float (&a)[4], float upper_b, float
             sums[i] += factors[g * 4 + k % 4][k / 4 * 2 + i / 2] * factors[(2 * t + i % 2) * 4 + k % 4][4 + k / 4];
     wait(warp);
 }
-
-static void copy_four(float* to, const float* from) {
-    for (int i = 0; i < 4; ++i) to[i] = from[i];
-}
-
-static void copies_done() {}
 
 static void prefetch_row(const float*, int) {}
 
@@ -174,6 +168,16 @@ void Arrival::wait(int turn) {
         if (turn < turns && received >= due) return;
         swapcontext(&fibers[current].context, &scheduler);
     }
+}
+
+static void copy_four(float* to, const float* from) {
+    Copy copy{to, from, 4, nullptr};
+    late ? fibers[current].fours.push_back(copy) : copy.make();
+}
+
+static void copies_done() {
+    for (Copy& four : fibers[current].fours) four.make();
+    fibers[current].fours.clear();
 }
 
 static void written() {}
@@ -250,6 +254,7 @@ extern "C" bool launch(Kernel of_kernel, int clusters, int cluster_size, int thr
             own.context.uc_stack.ss_size = own.stack.size();
             makecontext(&own.context, fiber, 0);
         }
+        std::vector<int> asleep(fibers.size() / 32, 0);
         size_t done = 0;
         for (int round = 0; done < fibers.size(); ++round) {
             if (round > 100000) return false;
@@ -257,7 +262,11 @@ extern "C" bool launch(Kernel of_kernel, int clusters, int cluster_size, int thr
             bool waits = false;
             for (size_t i = 0; i < fibers.size(); ++i) {
                 current = order == BACKWARDS ? fibers.size() - 1 - i : i;
-                if (i % 32 == 0) waits = order == UNEVEN && std::rand() % 4 > 0;
+                if (i % 32 == 0 && order == UNEVEN) {
+                    int& turns = asleep[i / 32];
+                    turns = turns > 0 ? turns - 1 : std::rand() % 256 ? 0 : 400;
+                    waits = turns > 0 || std::rand() % 4 > 0;
+                }
                 if (!fibers[current].done && !waits) swapcontext(&scheduler, &fibers[current].context);
                 done += fibers[current].done;
             }
