@@ -36,7 +36,16 @@ from metaleo.tasks.task import key_apart
 from small import DIM, make_batch, make_metaset, make_subject
 
 SIZES = {"latent": 4, "latent_steps": 1, "finetune_steps": 1, "latent_step_size": 0.5, "finetune_step_size": 0.3}
-FUNCTIONS = {"network": "mlp", "dim": 1, "hidden": 3, "layers": 2, "codes": "task", "noise": 0.3, "width": 5}
+FUNCTIONS = {
+    "network": "mlp",
+    "dim": 1,
+    "hidden": 3,
+    "layers": 2,
+    "codes": "task",
+    "noise": 0.3,
+    "width": 5,
+    "limit": 1.0,
+}
 SAMPLES = 4
 
 
