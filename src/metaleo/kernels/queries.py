@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from metaleo.kernels import launching
 from metaleo.kernels.launching import MOST_SHARED, Kernel, aligned, apart_by, trusted, usable
@@ -40,9 +40,7 @@ def judging(judge: Judge, stream: int) -> Callable[..., Arrays]:
         if here is None or tried is None or not trusted(difference, judge, tried):
             return jax.vmap(one, (0, 0, 0, 0, 0, 0, None))(*arguments)
         weights, words, keep, targets, mask, rows, table = arguments
-        present = mask.astype(weights.dtype)
-        share = present / jnp.sum(present, axis=1, keepdims=True)
-        return judge_tasks(here, weights, words, keep.astype(jnp.float32), targets, share, rows, table)
+        return judge_tasks(here, weights, words, keep.astype(jnp.float32), targets, mask, rows, table)
 
     both = together(one, of_tasks, shared=(6,))
 
@@ -96,10 +94,12 @@ def forward(
     words: UInt32[Array, "task 2"],
     keep: Float[Array, " task"],
     targets: Float[Array, "task query way"],
-    share: Float[Array, "task query"],
+    mask: Bool[Array, "task query"],
     rows: Int[Array, "task query"],
     table: Float[Array, "row dim"],
 ) -> tuple[Arrays, Float[Array, "task way dim"]]:
+    present = mask.astype(weights.dtype)
+    share = present / jnp.sum(present, axis=1, keepdims=True)
     losses, right, gradient = launching.launcher(kernel)(weights, words, keep, targets, share, rows, table)
     return (losses, right), gradient
 
@@ -130,14 +130,11 @@ def difference(judge: Judge, kernel: Kernel) -> float:
     mask = jnp.ones((TRIED, queries), bool).at[0, -1].set(False)
     keys, keep = jax.random.split(jax.random.key(0), TRIED), jnp.linspace(0.3, 1, TRIED)
 
-    present = mask.astype(jnp.float32)
-    share = present / jnp.sum(present, axis=1, keepdims=True)
-
     def by_xla(weights: Float[Array, "task way dim"]) -> Arrays:
         return jax.vmap(judge)(weights, jax.vmap(Batch)(table[rows], targets, mask), keys, keep)
 
     def by_kernel(weights: Float[Array, "task way dim"]) -> Arrays:
-        return judge_tasks(kernel, weights, jax.vmap(halves)(keys), keep, targets, share, rows, table)
+        return judge_tasks(kernel, weights, jax.vmap(halves)(keys), keep, targets, mask, rows, table)
 
     def with_gradient(judge: Callable[..., Arrays]) -> Arrays:
         results, back = jax.vjp(judge, weights)
