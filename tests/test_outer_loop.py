@@ -63,6 +63,19 @@ def advance(state, hyper, key, episodes, num_steps, meta_batch=4, unroll=1):
     return outer_loop.advance(state, hyper, key, episodes, optimiser, meta_batch, num_steps, unroll=unroll)
 
 
+def test_meta_gradient_is_the_mean_over_tasks(episodes):
+    """Each with its own noise."""
+    tasks, learner, keys = episodes["training"], make_learner(), jax.random.split(jax.random.key(1), 3)
+    own, infos = outer_loop.meta_gradient(learner, jax.vmap(tasks.pick)(keys), ARRAYS, keys, tasks.lend)
+    alone = [
+        jax.grad(lambda learner, key: learner.meta_loss(tasks.sample(key), ARRAYS, key), has_aux=True)(learner, key)
+        for key in keys
+    ]
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *(gradient for gradient, _ in alone))
+    assert close(own, mean, 1e-5)
+    assert close(infos["query_loss"], jnp.stack([info["query_loss"] for _, info in alone]), 1e-5)
+
+
 @pytest.mark.parametrize("name", ["leo", "meta-sgd"])
 def test_queries_judged_where_they_lie(episodes, name):
     """As among many runs, where tasks come with the origin of their queries."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from metaleo.randomness import masks, normals, words
+from metaleo.randomness import FACTORS, masks, normals, words
 
 SIZE = 2**18
 KEY = jax.random.key(7)
@@ -93,6 +93,15 @@ def test_a_stream_is_not_that_of_a_neighbouring_key():
             key = jax.random.wrap_key_data(data.at[i].add(jnp.uint32(distance % 2**32)))
             for stream in range(4):
                 assert (draw(key, size=100) != draw(stream=stream, size=100)).mean() > 0.9
+
+
+def test_all_bits_of_a_key_count():
+    """Both halves go into where a sequence starts; the second also into each word, or keys could share a start."""
+    first, second = jax.random.key_data(KEY)
+    other = jnp.stack([first - jnp.uint32(12345) * jnp.uint32(FACTORS[1]), second + jnp.uint32(12345)])
+    same_start = draw(jax.random.wrap_key_data(other))
+    assert (same_start != draw()).mean() > 0.9
+    assert abs(correlation(uniform(), same_start / 2.0**32)) < 5
 
 
 def test_tasks_of_a_meta_batch_are_uncorrelated():
