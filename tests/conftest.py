@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from jaxtyping import install_import_hook
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 # Nor do they leave programs behind, or find any, in the cache of whoever runs them.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"
+if "PYTEST_XDIST_WORKER" not in os.environ:  # all processes of these tests keep the kernels of cores in one place
+    os.environ["XDG_CACHE_HOME"] = (cache := tempfile.TemporaryDirectory()).name
 
 with install_import_hook("metaleo", "beartype.beartype"):
     import metaleo.cli

@@ -8,7 +8,6 @@ import plain
 import pytest
 
 from metaleo import closed_form
-from metaleo.learners import leo
 from metaleo.learners.learner import QUERY
 from metaleo.model.gaussian import Slopes, official_scale, smooth_scale
 from metaleo.randomness import masks
@@ -114,13 +113,6 @@ def test_meta_batch_to_float32_rounding(case):
 @pytest.mark.parametrize("case", ["1-shot", "5-shot"])
 def test_the_forms_for_a_gpu_give_the_same(float64, case, monkeypatch):
     monkeypatch.setattr(closed_form, "on_gpu", lambda: True)
-    check(make_problem(**CASES[case]), EXACT)
-
-
-@pytest.mark.parametrize("case", ["1-shot", "unequal", "official"])
-def test_all_steps_as_one_function_give_the_same(float64, case, monkeypatch):
-    """What is asked of the kernels (kernels/adaptation.py), done by XLA."""
-    monkeypatch.setattr(leo, "has_clusters", lambda: True)
     check(make_problem(**CASES[case]), EXACT)
 
 

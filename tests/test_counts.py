@@ -14,6 +14,8 @@ import pytest
 from metaleo import evaluation, outer_loop, population
 from metaleo.config import Structure
 from metaleo.data.metaset import MetaSet
+from metaleo.kernels import native
+from metaleo.kernels.launching import runs_at_once
 from metaleo.learners import Hyper
 from metaleo.tasks import Episodes
 from small import HYPER, make_learner, make_metaset
@@ -42,6 +44,8 @@ COUNTED = {
 }
 OPERATIONS, PRODUCTS = 3863, 119
 """Of the program as written, for either."""
+KERNELS_PRODUCTS, KERNELS_INSTRUCTIONS = 22, 4102
+"""Of the same where a CPU's kernels do most of it."""
 SHOTS = pytest.mark.parametrize("shot", COUNTED)
 
 
@@ -78,7 +82,7 @@ def decoder_products(lowered):
 
 @pytest.fixture(scope="module", params=COUNTED)
 def step(request):
-    with jax.numpy_dtype_promotion("standard"):
+    with jax.numpy_dtype_promotion("standard"), runs_at_once(0):  # which no kernel is for
         lowered = lower(meta_step, *run_of(request.param))
         return COUNTED[request.param], lowered, lowered.compile()
 
@@ -112,8 +116,22 @@ def test_products_with_the_decoder(shot, steps):
     way back to the code; and the gradients of encoder, M (of inputs, of the weights) and S (of all steps, of the
     weights).
     """
-    lowered = lower(meta_step, *run_of(shot, latent_steps=steps))
+    with runs_at_once(0):
+        lowered = lower(meta_step, *run_of(shot, latent_steps=steps))
     assert len(decoder_products(lowered)) == 4 * steps + 4 + 2 + 5
+
+
+@pytest.mark.skipif(native.library() is None, reason="there is no C++ compiler")
+@SHOTS
+def test_what_kernels_leave_to_xla(shot):
+    """The ways there and back, queries, noise and optimiser are one each. With the decoder there are left encoding,
+    inputs through Mᵀ, and the gradients of encoder, M (of inputs, of the weights) and S."""
+    lowered = lower(meta_step, *run_of(shot))
+    assert len(re.findall(r"custom_call @metaleo_", lowered.as_text())) == 5
+    assert len(decoder_products(lowered)) == 6
+    assert len(products(lowered)) <= KERNELS_PRODUCTS
+    instructions = re.findall(r"^\s+(?:ROOT )?%?[\w.-]+ = ", lowered.compile().as_text(), re.MULTILINE)
+    assert len(instructions) < 1.05 * KERNELS_INSTRUCTIONS
 
 
 @SHOTS

@@ -31,6 +31,20 @@ def memory_bytes() -> int:
     return statistics.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def own_folder(name: str) -> Path | None:
+    """~/.cache/metaleo/name ($XDG_CACHE_HOME), for what is run from there: None where it cannot be made, or is not this
+    user's alone."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "metaleo" / name
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.stat()
+    except (OSError, RuntimeError):  # a read-only home, or none
+        return None
+    theirs = status.st_uid != os.geteuid() or status.st_mode & 0o077
+    return None if theirs or not os.access(folder, os.W_OK) else folder
+
+
 def keep_compilations() -> None:
     """Let JAX keep compiled programs in ~/.cache/metaleo/compiled ($XDG_CACHE_HOME) from one process to the next.
 
@@ -41,17 +55,14 @@ def keep_compilations() -> None:
     own = jax.config.values
     if own["jax_compilation_cache_dir"] is not None or not own["jax_enable_compilation_cache"]:
         return
+    folder = own_folder("compiled")
+    if folder is None:
+        return
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "metaleo" / "compiled"
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not os.access(folder, os.W_OK):
-            return
         for program in folder.glob("*-cache"):
             if not program.with_name(program.name.removesuffix("cache") + "atime").exists():
                 program.unlink(missing_ok=True)  # its writer was killed; JAX would stumble over it for ever
-    except (OSError, RuntimeError):  # a read-only home, or none
+    except OSError:
         return
     settings = {
         "jax_compilation_cache_dir": str(folder),

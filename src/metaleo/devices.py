@@ -1,8 +1,10 @@
 """The devices of a program: the cores of a CPU, one or more GPUs, or those of several hosts."""
 
+import contextlib
+import contextvars
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
+
+from metaleo.kernels.optimiser import joined
 
 AXIS = "devices"
 MOST_CORES = 4
@@ -75,16 +79,35 @@ def own_share(array: Array | Int[Array, " task"], axis: int = 0) -> Array:
     return jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index(AXIS) * size, size, axis)
 
 
-def mean_over_devices(tree: PyTree) -> PyTree:
-    """Inside `on_each`: the mean of what the devices have, exchanged as one vector.
+IN_PARTS: contextvars.ContextVar[bool] = contextvars.ContextVar("IN_PARTS", default=False)
 
-    Array after array is written into it: joining them, XLA would compute them number by number, asking for each whose
-    turn it is.
-    """
+
+@contextlib.contextmanager
+def in_parts() -> Iterator[None]:
+    """What is traced in here, inside `on_each`, is a mean over the devices, and may leave parts of it to each."""
+    token = IN_PARTS.set(True)
+    try:
+        yield
+    finally:
+        IN_PARTS.reset(token)
+
+
+def part_of(array: Float[Array, "rows ..."]) -> Float[Array, "part ..."]:
+    """The rows that a mean over rows is taken of here: all of them, or of `in_parts` this device's."""
+    return own_share(array) if IN_PARTS.get() and len(array) % jax.lax.axis_size(AXIS) == 0 else array
+
+
+def all_of(part: Float[Array, "part ..."], rows: int) -> Float[Array, "rows ..."]:
+    """All rows, zero where they are no part of this device's."""
+    if len(part) == rows:
+        return part
+    everyone = jnp.zeros((rows, *part.shape[1:]), part.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(everyone, part, jax.lax.axis_index(AXIS) * len(part), 0)
+
+
+def mean_over_devices(tree: PyTree) -> PyTree:
+    """Inside `on_each`: the mean of what the devices have, exchanged as one vector."""
     leaves, structure = jax.tree.flatten(tree)
     ends = np.cumsum([leaf.size for leaf in leaves])
-    vector = jnp.zeros(ends[-1], leaves[0].dtype)
-    for leaf, end in zip(leaves, ends, strict=True):
-        vector = jax.lax.dynamic_update_slice(vector, leaf.reshape(-1), (end - leaf.size,))
-    parts = jnp.split(jax.lax.pmean(vector, AXIS), ends[:-1])
+    parts = jnp.split(jax.lax.pmean(joined(leaves), AXIS), ends[:-1])
     return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])

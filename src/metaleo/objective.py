@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from metaleo.devices import all_of, part_of
 from metaleo.tasks.task import Batch
 
 
@@ -63,11 +64,39 @@ def orthogonality(*layers: Float[Array, "_ _"]) -> Float[Array, ""]:
     Of several layers, the mean.
     """
 
-    def of_one(weight: Float[Array, "latent out"]) -> Float[Array, ""]:
-        norms = jnp.linalg.norm(weight, axis=1, keepdims=True)
-        rows = weight / jnp.maximum(norms, 1e-12)
-        cosines = rows @ jax.lax.stop_gradient(rows).T  # symmetric: half of its gradient is the other half
-        mean = jnp.mean((cosines - jnp.eye(len(rows), dtype=rows.dtype)) ** 2)
-        return 2 * mean - jax.lax.stop_gradient(mean)
+    return sum(map(orthogonality_of, layers), start=jnp.zeros((), layers[0].dtype)) / len(layers)
 
-    return sum(map(of_one, layers), start=jnp.zeros((), layers[0].dtype)) / len(layers)
+
+@jax.custom_vjp
+def orthogonality_of(weight: Float[Array, "latent out"]) -> Float[Array, ""]:
+    return of_cosines(weight)[0]
+
+
+def of_cosines(weight: Float[Array, "latent out"]) -> tuple[Float[Array, ""], Array]:
+    """The mean, and the matrix K that makes its gradient KW: nothing has the size of the weights but two products.
+
+    With ŵ = w/|w| and E = C - I, the gradient of mean E² is 4/n² Σ_j E_ij ŵ_j without its part along ŵ_i, which is
+    Σ_j E_ij C_ij of it, and over |w_i|.
+    """
+    norms = jnp.linalg.norm(weight, axis=1)
+    inverse = 1 / jnp.maximum(norms, 1e-12)
+    identity = part_of(jnp.eye(len(weight), dtype=weight.dtype))
+    cosines = part_of(inverse)[:, None] * (part_of(weight) @ weight.T) * inverse[None, :]
+    errors = cosines - identity
+    mean = jnp.mean(errors**2)
+    along = jnp.where(part_of(norms) > 1e-12, jnp.sum(errors * cosines, axis=1), jnp.zeros((), weight.dtype))
+    across = errors - along[:, None] * identity
+    return mean, 4 / errors.size * part_of(inverse)[:, None] * across * inverse[None, :]
+
+
+def orthogonality_forward(weight: Float[Array, "latent out"]) -> tuple[Float[Array, ""], tuple[Array, Array]]:
+    mean, to_gradient = of_cosines(weight)
+    return mean, (weight, to_gradient)
+
+
+def orthogonality_backward(kept: tuple[Array, Array], of_mean: Float[Array, ""]) -> tuple[Float[Array, "latent out"]]:
+    weight, to_gradient = kept
+    return (all_of(of_mean * to_gradient @ weight, len(weight)),)
+
+
+orthogonality_of.defvjp(orthogonality_forward, orthogonality_backward)

@@ -4,6 +4,7 @@ A run is `start`, then `advance` (some meta-steps) and `validate` (keep the best
 pure and written for one run; five seeds, or the trials of a search, are a `vmap` of the same functions.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
 
-from metaleo.devices import mean_over_devices, own_share
+from metaleo.devices import in_parts, mean_over_devices, own_share
 from metaleo.evaluation import mean_merit
+from metaleo.kernels.optimiser import in_two_passes
 from metaleo.learners.learner import Hyper, Info, Learner
 from metaleo.tasks.task import Task, Tasks
 
@@ -63,7 +65,8 @@ def make_optimiser(clip: str = "global") -> optax.GradientTransformation:
     """
     norm = {"global": optax.clip_by_global_norm, "per-tensor": clip_each_norm}[clip](CLIP)
     steps = optax.chain(optax.clip(CLIP), norm, optax.scale_by_adam())
-    return optax.apply_if_finite(steps, max_consecutive_errors=2**31 - 1)
+    careful = optax.apply_if_finite(steps, max_consecutive_errors=2**31 - 1)
+    return in_two_passes(careful, CLIP) if clip == "global" else careful
 
 
 def as_tree(learner: Learner) -> Any:
@@ -136,7 +139,8 @@ def advance(
     def meta_step(carry, now):
         learner, optimiser_state = carry
         picks_now, noise_keys, rate = now
-        gradient, info = meta_gradient(learner, picks_now, hyper, noise_keys, tasks.lend)
+        with in_parts() if shared else contextlib.nullcontext():
+            gradient, info = meta_gradient(learner, picks_now, hyper, noise_keys, tasks.lend)
         gradient = mean_over_devices(gradient) if shared else gradient
         direction, optimiser_state = optimiser.update(as_tree(gradient), optimiser_state)
         updates = jax.tree.map(lambda d: -rate * d, direction)

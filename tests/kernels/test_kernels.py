@@ -17,7 +17,7 @@ from metaleo.kernels import queries as queries_kernels
 from metaleo.kernels.adaptation import difference
 from metaleo.kernels.inner_loop import Shapes, few_runs, many_runs
 from metaleo.kernels.launching import Kernel, runs_at_once, trusted
-from metaleo.learners import LEO, Hyper, leo
+from metaleo.learners import LEO, Hyper
 from metaleo.learners.learner import QUERY, judge_linear
 from metaleo.model.gaussian import Slopes
 from metaleo.model.network import linear
@@ -90,6 +90,7 @@ def launch(request, library, monkeypatch):
         return functools.partial(jax.pure_callback, run, shapes, vmap_method="sequential")
 
     monkeypatch.setattr(launching, "launcher", launcher)
+    monkeypatch.setattr(launching, "has_clusters", lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,8 @@ def test_results_and_gradients(launch, case, official):
 @pytest.mark.parametrize(("way", "queries", "dim"), [(5, 9, 128), (3, 13, 256), (2, 3, 640)])
 def test_query_loss(launch, way, queries, dim):
     """With its gradient, accuracy, padding, and dropout drawn as elsewhere."""
-    assert queries_kernels.difference(judge_linear, queries_kernels.kernel(3, way, dim, queries, QUERY)) < 1e-5
+    own = queries_kernels.kernel(3, way, dim, queries, QUERY)
+    assert queries_kernels.difference(judge_linear, own, queries) < 1e-5
 
 
 @pytest.mark.parametrize("stream", [0, 3])
@@ -154,10 +156,9 @@ def test_meta_gradient_with_kernels(launch, monkeypatch, runs, kernels):
         return Task(batch(support), dataclasses.replace(batch(query), origin=Origin(table, query)))
 
     monkeypatch.setattr(noise, "FEWEST", 1024)
-    expected = jax.jit(lambda *arguments: meta_gradient(*arguments, fetch))(own, keys, Hyper(), keys)
+    with runs_at_once(0):
+        expected = jax.jit(lambda *arguments: meta_gradient(*arguments, fetch))(own, keys, Hyper(), keys)
     trusted.cache_clear()
-    for module in (launching, leo):
-        monkeypatch.setattr(module, "has_clusters", lambda: True)
     monkeypatch.setattr(launching.nvrtc, "library", lambda: True)
     once_more = jax.jit(lambda *arguments: meta_gradient(*arguments, fetch))  # or JAX remembers what it traced
     with runs_at_once(runs):
@@ -219,7 +220,6 @@ def test_which_shapes_fit():
 
 def test_when_kernels_are_used(monkeypatch):
     paper, single = Shapes(12, 5, 5, 64, 640, 5, 5), jnp.dtype(jnp.float32)
-    assert inner_loop.cut(paper, single) is None  # on a CPU
     monkeypatch.setattr(launching, "has_clusters", lambda: True)
     monkeypatch.setattr(launching.nvrtc, "library", lambda: True)
     assert inner_loop.cut(paper, single) == few_runs(paper)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from metaleo.closed_form import as_rows, by_example, classes_first, code_descent, residuals_of_steps, weight_descent
 from metaleo.kernels.inner_loop import Shapes, adapt_backward, adapt_forward, cut
-from metaleo.kernels.launching import Cut, apart_by, runs_at_once, trusted
+from metaleo.kernels.launching import CORES, Cut, apart_by, runs_at_once, trusted
 from metaleo.model.gaussian import Slopes
 from metaleo.together import Arrays, together
 
@@ -78,23 +78,23 @@ def forward(
     given = to_mean, to_raw_scale, step_size, finetune_step_size, inputs, finetune_inputs, inputs @ to_mean.T, noise
     given = *given, targets, share
     adapted, decoded, tuned, losses, codes, gradients, probabilities, *raw = adapt_forward(cut, slopes, code, *given)
-    path = gradients, probabilities, *(raw or (codes, adapted))  # of many runs zS is computed again
+    more = (*raw, codes) if cut.sources == CORES else raw or (codes, adapted)  # of many runs zS is computed again
+    path = gradients, probabilities, *more
     return (adapted, decoded, tuned, losses), (given, adapted, decoded, codes, path)
 
 
 def backward(cut: Cut, slopes: Slopes, kept: Any, of_results: Arrays) -> tuple[Array | None, ...]:
     given, adapted, decoded, codes, path = kept
     to_mean, to_raw_scale, _, finetune_step_size, inputs, finetune_inputs, _, noise, targets, share = given
-    of_code, of_step_size, of_finetune_step_size, of_gradients, of_logits, rights, of_means = adapt_backward(
-        cut, slopes, *given, *path, *of_results
-    )
+    results = adapt_backward(cut, slopes, *given, *path, *of_results)
+    of_code, of_step_size, of_finetune_step_size, of_gradients, of_logits, rights, of_means, *more = results
     tasks, steps, way, latent = codes.shape
     lefts = jnp.stack([of_gradients, codes], axis=2).reshape(tasks, 2 * steps, way, latent)
     of_raw_scale = as_rows(jnp.concatenate([lefts, adapted[:, None]], axis=1)).T @ as_rows(rights)
 
     residuals, finetune_residuals = jnp.split(residuals_of_steps(path[1], targets, share), [steps], axis=1)
     of_logits, of_finetune_logits = jnp.split(of_logits, [steps], axis=1)
-    of_projected = by_example(residuals, of_gradients) + by_example(of_logits, codes)
+    of_projected = more[0] if more else by_example(residuals, of_gradients) + by_example(of_logits, codes)
     of_mean = as_rows(of_projected).T @ as_rows(inputs) + as_rows(adapted).T @ as_rows(of_means)
 
     # needed, and computed, only where the inputs are learned too

@@ -4,7 +4,20 @@ import numpy as np
 from jaxtyping import Array
 
 from metaleo.kernels import launching
-from metaleo.kernels.launching import MOST_SHARED, RUNS, Cut, Shapes, aligned, apart, eights, many, usable
+from metaleo.kernels.launching import (
+    CORES,
+    LANES,
+    MOST_SHARED,
+    RUNS,
+    Cut,
+    Shapes,
+    aligned,
+    apart,
+    eights,
+    many,
+    on_cores,
+    usable,
+)
 from metaleo.model.gaussian import Slopes
 from metaleo.together import Arrays
 
@@ -61,12 +74,21 @@ def many_runs(shapes: Shapes, runs: int = 1) -> Cut | None:
     return Cut(MANY, shapes, together, 1, threads, shared_bytes, -(-parts // -(-parts // passes)))
 
 
+def cores(shapes: Shapes) -> Cut | None:
+    """A core for all tasks: `cores/inner_loop.h`, if vectors divide what it has."""
+    fits = shapes.latent % LANES == 0 and shapes.dim % LANES == 0 and has_steps(shapes)
+    return Cut(CORES, shapes, shapes.tasks, 1, 1, 0) if fits else None
+
+
 def has_steps(shapes: Shapes) -> bool:
     return shapes.latent_steps > 0 and shapes.finetune_steps > 0
 
 
 def cut(shapes: Shapes, dtype: np.dtype) -> Cut | None:
     """How the kernels do this here, if they can."""
+    if on_cores():
+        fitting = cores(shapes)
+        return fitting if fitting and usable(dtype) else None
     if not usable(dtype):
         return None
     return many_runs(shapes, RUNS.get()) if many() else few_runs(shapes) or many_runs(shapes)
@@ -75,25 +97,26 @@ def cut(shapes: Shapes, dtype: np.dtype) -> Cut | None:
 def adapt_forward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
     """(z, M, S, α of codes and of weights, inputs of latent and of fine-tuning steps, the former times Mᵀ, ε, targets,
     share) to z′, θ, θ′; the losses of all steps; of latent steps z and its gradient; of all steps the probabilities;
-    and, of few runs, of latent steps and after them zS."""
+    and, but for many runs, of latent steps and after them zS."""
     shapes = cut.shapes
     latent, codes, weights = (shapes.latent_steps,), (shapes.way, shapes.latent), (shapes.way, shapes.dim)
     steps, pairs = (shapes.latent_steps + shapes.finetune_steps,), (shapes.way, shapes.examples)
     results: tuple[tuple[int, ...], ...]
     results = codes, weights, weights, steps, latent + codes, latent + codes, steps + pairs
-    if cut.sources == FEW:
+    if cut.sources != MANY:
         results = *results, (shapes.latent_steps + 1, *weights)
     return launching.launcher(cut.kernel("adapt_forward", slopes, results))(*arrays)
 
 
 def adapt_backward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
-    """(the same but for z; gradients, probabilities, and zS or, of many runs, z and z′; ∂/∂z′, ∂/∂θ, ∂/∂θ′, ∂/∂losses)
-    to ∂/∂z, ∂/∂α of codes by class and of weights; of latent steps ∂/∂(their gradient) and of all steps ∂/∂logits;
-    what goes into the gradient of S, two for each latent step and one after them, and of M."""
+    """(the same but for z; gradients, probabilities, and zS, or on a CPU zS and z, or of many runs z and z′; ∂/∂z′, ∂/∂θ,
+    ∂/∂θ′, ∂/∂losses) to ∂/∂z, ∂/∂α of codes by class and of weights; of latent steps ∂/∂(their gradient) and of all
+    steps ∂/∂logits; what goes into the gradient of S, two for each latent step and one after them, and of M; and on a
+    CPU ∂/∂(inputs times Mᵀ)."""
     shapes = cut.shapes
     latent, codes, weights = (shapes.latent_steps,), (shapes.way, shapes.latent), (shapes.way, shapes.dim)
     steps, pairs = (shapes.latent_steps + shapes.finetune_steps,), (shapes.way, shapes.examples)
-    results = (
+    results: tuple[tuple[int, ...], ...] = (
         codes,
         codes,
         (shapes.dim,),
@@ -102,4 +125,6 @@ def adapt_backward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
         (2 * shapes.latent_steps + 1, *weights),
         weights,
     )
+    if cut.sources == CORES:
+        results = *results, (shapes.latent_steps, shapes.examples, shapes.latent)
     return launching.launcher(cut.kernel("adapt_backward", slopes, results))(*arrays)

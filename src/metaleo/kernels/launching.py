@@ -19,11 +19,15 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
-from metaleo.kernels import nvrtc
+from metaleo.kernels import native, nvrtc
 from metaleo.model.gaussian import Slopes
 from metaleo.together import Arrays
 
 FOLDER = Path(__file__).parent
+CORES = ("cores",)
+"""The sources of what a CPU's cores run; all others are for GPUs."""
+LANES = 16
+"""Numbers of the widest vectors that a core has: what they do not divide is left to XLA."""
 MOST_SHARED = 227 * 1024
 """Bytes of shared memory that a block may ask for on the GPUs that have clusters."""
 MOST_NUMBERS = 2**31 - 1
@@ -51,6 +55,8 @@ class Kernel:
     """Their shapes, of a run."""
     resident: int = 1
     """Blocks that a multiprocessor should have registers for."""
+    in_place: bool = False
+    """Results but the first take the memory of the argument at their place."""
     from_table: bool = False
     """The last of its arguments is a table that all runs share, the one before it has numbers of its rows."""
 
@@ -91,8 +97,9 @@ class Cut:
 
     def kernel(self, name: str, slopes: Slopes, results: tuple[tuple[int, ...], ...]) -> Kernel:
         """The one of that name, with results of these shapes for each task."""
-        numbers = dataclasses.asdict(self.shapes) | {"together": self.together, "passes": self.passes}
-        numbers |= {"official": int(slopes.official), "initial": float(slopes.initial)}
+        numbers: dict[str, int | float] = {"official": int(slopes.official), "initial": float(slopes.initial)}
+        if self.sources != CORES:  # which see what shapes they are given
+            numbers |= dataclasses.asdict(self.shapes) | {"together": self.together, "passes": self.passes}
         return Kernel(
             name, self.sources, tuple(numbers.items()), self.clusters, self.cluster, self.threads, self.shared_bytes,
             tuple((self.shapes.tasks, *shape) for shape in results),
@@ -134,14 +141,26 @@ def many() -> bool:
     return RUNS.get() > FEW_RUNS
 
 
+def hurried() -> bool:
+    """Whether kernels are better left to the inner loop: on a GPU with few runs, where XLA runs others beside it."""
+    return has_clusters() and not many()
+
+
 def usable(dtype: np.dtype) -> bool:
-    """Whether kernels can be used here; they multiply as JAX does on a GPU unless more is asked for, in TF32."""
-    if dtype != jnp.float32 or RUNS.get() == 0 or jax.config.values["jax_default_matmul_precision"] not in TF32:
+    """Whether kernels can be used here; on a GPU they multiply as JAX does unless more is asked for, in TF32."""
+    if dtype != jnp.float32 or RUNS.get() == 0:
         return False
-    return has_clusters() and nvrtc.library() is not None
+    if on_cores():
+        return native.library() is not None
+    return jax.config.values["jax_default_matmul_precision"] in TF32 and has_clusters() and nvrtc.library() is not None
 
 
 TF32 = (None, "default", "fastest", "tensorfloat32")
+
+
+def on_cores() -> bool:
+    """Whether it is a CPU that computes."""
+    return jax.default_backend() == "cpu" and not has_clusters()
 
 
 def has_clusters() -> bool:
@@ -187,10 +206,14 @@ def launcher(kernel: Kernel) -> Callable[..., Arrays]:
                 launch(*(array[runs // 2 :] for array in own), *rest),
             )
             return tuple(map(jnp.concatenate, zip(*halves, strict=True)))
-        call = jax.ffi.ffi_call(
-            "__gpu$xla.gpu.ptx", [jax.ShapeDtypeStruct((runs, *shape), jnp.float32) for shape in kernel.results]
-        )
-        numbers = {
+        results = [jax.ShapeDtypeStruct((runs, *shape), jnp.float32) for shape in kernel.results]
+        if kernel.sources == CORES:
+            numbers = {n: np.int32(x) if isinstance(x, int) else np.float32(x) for n, x in kernel.constants}
+            aliases = {i: i for i in range(1, len(arrays))} if kernel.in_place else None
+            call = jax.ffi.ffi_call(native.target(kernel.name), results, input_output_aliases=aliases)
+            return tuple(call(*arrays, **numbers))
+        call = jax.ffi.ffi_call("__gpu$xla.gpu.ptx", results)
+        launch_sizes = {
             "grid_x": runs * kernel.clusters * kernel.cluster, "grid_y": 1, "grid_z": 1,
             "block_x": kernel.threads, "block_y": 1, "block_z": 1,
             "shared_mem_bytes": kernel.shared_bytes,
@@ -202,7 +225,7 @@ def launcher(kernel: Kernel) -> Callable[..., Arrays]:
                 kernel_type="ptx",
                 kernel_data=ptx(kernel.sources, constants(kernel)),
                 output_indices=tuple(np.int32(len(arrays) + i) for i in range(len(kernel.results))),
-                **{key: np.int32(number) for key, number in numbers.items()},
+                **{key: np.int32(number) for key, number in launch_sizes.items()},
             )
         )
 
@@ -242,7 +265,12 @@ TOLERATED = 0.02
 
 @functools.cache
 def trusted(difference: Callable[..., float], *arguments: Any) -> bool:
-    """Whether kernels compute here what XLA does: tried once per process, before they are used."""
+    """Whether kernels compute here what XLA does: tried once per process, before they are used.
+
+    On a GPU, that is: how they get there is no documented interface of XLA.
+    """
+    if on_cores():
+        return True
     try:
         with jax.ensure_compile_time_eval():
             apart = difference(*arguments)

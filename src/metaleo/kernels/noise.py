@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from metaleo.kernels import launching
-from metaleo.kernels.launching import Kernel, apart_by, many, trusted, usable
+from metaleo.kernels.launching import CORES, LANES, Kernel, apart_by, hurried, on_cores, trusted, usable
 from metaleo.randomness import FACTORS, GOLDEN, halves, normals
 
 GENERATOR = ("golden", GOLDEN), ("first_factor", FACTORS[0]), ("second_factor", FACTORS[1])
@@ -18,9 +18,10 @@ FEWEST = 4096
 
 
 def many_normals(key: PRNGKeyArray, shape: tuple[int, ...], stream: int = 0) -> Float[Array, "*shape"]:
-    """`randomness.normals`, and where there are many runs the same by a kernel."""
+    """`randomness.normals`, and on a CPU or where there are many runs the same by a kernel."""
     size = math.prod(shape)
-    if not many() or size < FEWEST or size % 8 or not usable(jnp.dtype(jnp.float32)) or not trusted(difference, stream):
+    left = hurried() or size < FEWEST or size % (2 * LANES)
+    if left or not usable(jnp.dtype(jnp.float32)) or not trusted(difference, stream):
         return normals(key, shape, stream)
     return drawn(key, size, stream).reshape(shape)
 
@@ -31,6 +32,8 @@ def drawn(key: PRNGKeyArray, size: int, stream: int) -> Float[Array, " size"]:
 
 @functools.cache
 def kernel(size: int, stream: int) -> Kernel:
+    if on_cores():
+        return Kernel("draw_normals", CORES, (("stream", stream),), 1, 1, 1, 0, ((size,),))
     parts = -(-size // (8 * THREADS))
     constants = *GENERATOR, ("size", size), ("parts", parts), ("stream", stream)
     return Kernel("draw_normals", ("random.cuh", "noise.cu"), constants, parts, 1, THREADS, 0, ((size,),))
@@ -38,4 +41,4 @@ def kernel(size: int, stream: int) -> Kernel:
 
 def difference(stream: int) -> float:
     key = jax.random.key(0)
-    return apart_by((drawn(key, FEWEST + 8, stream),), (normals(key, (FEWEST + 8,), stream),))
+    return apart_by((drawn(key, FEWEST + 32, stream),), (normals(key, (FEWEST + 32,), stream),))

@@ -1,4 +1,4 @@
-"""The query loss of linear classifiers for many runs as a kernel.
+"""The query loss of linear classifiers as a kernel, on a CPU or for many runs.
 
 It reads the rows of the table once; XLA writes them with their dropout, and reads that for the loss and its gradient.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from metaleo.kernels import launching
-from metaleo.kernels.launching import MOST_SHARED, Kernel, aligned, apart_by, trusted, usable
+from metaleo.kernels.launching import CORES, LANES, MOST_SHARED, Kernel, aligned, apart_by, on_cores, trusted, usable
 from metaleo.kernels.noise import GENERATOR
 from metaleo.randomness import halves
 from metaleo.tasks.task import Batch, Origin
@@ -37,7 +37,7 @@ def judging(judge: Judge, stream: int) -> Callable[..., Arrays]:
 
     def of_tasks(*arguments: Array) -> Any:
         here, tried = (kernel_for(arguments, tasks, stream) for tasks in (len(arguments[0]), TRIED))
-        if here is None or tried is None or not trusted(difference, judge, tried):
+        if here is None or tried is None or not trusted(difference, judge, tried, arguments[3].shape[1]):
             return jax.vmap(one, (0, 0, 0, 0, 0, 0, None))(*arguments)
         weights, words, keep, targets, mask, rows, table = arguments
         return judge_tasks(here, weights, words, keep.astype(jnp.float32), targets, mask, rows, table)
@@ -63,6 +63,10 @@ def kernel_for(arguments: Arrays, tasks: int, stream: int) -> Kernel | None:
 
 
 def kernel(tasks: int, way: int, dim: int, queries: int, stream: int) -> Kernel | None:
+    results = (tasks,), (tasks,), (tasks, way, dim)
+    if on_cores():
+        own = Kernel("judge_queries", CORES, (("stream", stream),), 1, 1, 1, 0, results, from_table=True)
+        return None if dim % LANES else own
     warps = 8
     shared_bytes = aligned(
         2 * TAKEN * (dim + 4), warps * TAKEN * way, 16 * (TAKEN + 8), TAKEN, TAKEN, way * queries, queries, queries
@@ -77,7 +81,7 @@ def kernel(tasks: int, way: int, dim: int, queries: int, stream: int) -> Kernel 
         cluster=1,
         threads=32 * warps,
         shared_bytes=shared_bytes,
-        results=((tasks,), (tasks,), (tasks, way, dim)),
+        results=results,
         resident=2 if shared_bytes <= MOST_SHARED // 2 else 1,
         from_table=True,
     )
@@ -118,11 +122,10 @@ TRIED = 3
 """Tasks that the kernel is tried on."""
 
 
-def difference(judge: Judge, kernel: Kernel) -> float:
+def difference(judge: Judge, kernel: Kernel, queries: int) -> float:
     """Between the kernel and XLA on random tasks with padding: the largest of loss, accuracy and gradient, in terms of
     the largest number of each."""
-    generator, sizes = np.random.default_rng(0), dict(kernel.constants)
-    way, dim, queries = int(sizes["way"]), int(sizes["dim"]), int(sizes["examples"])
+    generator, (_, way, dim) = np.random.default_rng(0), kernel.results[2]
     weights = jnp.asarray(generator.normal(size=(TRIED, way, dim)), jnp.float32)
     table = jnp.asarray(generator.normal(size=(2 * queries, dim)) / dim**0.5, jnp.float32)
     rows = jnp.asarray(generator.integers(2 * queries, size=(TRIED, queries)), jnp.int32)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from metaleo.inner_loop import descend
-from metaleo.kernels.launching import many
+from metaleo.kernels.launching import hurried
 from metaleo.kernels.queries import judging
 from metaleo.model.heads import Head, LinearHead
 from metaleo.model.network import Network
@@ -119,7 +119,7 @@ def judge(
     if network is not None:
         network.check(query)
         key = key if network.dropout else None
-    if query.origin is not None and key is not None and isinstance(head, LinearHead) and many():
+    if query.origin is not None and key is not None and isinstance(head, LinearHead) and not hurried():
         loss, right = judging(judge_linear, QUERY)(head.weights, key, hyper.keep, query, query.origin)
         return loss, {"query_loss": loss, "query_accuracy": right}
     predictions = jax.vmap(head)(dropped(query, hyper, key, QUERY))

@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from metaleo.closed_form import code_descent, weight_descent
 from metaleo.inner_loop import descend, descend_linear
 from metaleo.kernels.adaptation import adaptation
-from metaleo.kernels.launching import has_clusters
 from metaleo.kernels.noise import many_normals
 from metaleo.learners.learner import (
     CODE,
@@ -145,7 +144,7 @@ class LEO(Learner):
 
     def descend(self, code: Float[Array, "code latent"], support: Batch, noise: Noise) -> tuple[Array, ...]:
         """Adapted codes, decoded and fine-tuned weights, and the losses before each latent and fine-tuning step."""
-        if self.as_kernels(noise):
+        if self.in_one(noise):
             adapt = adaptation(Slopes(self.official, self.initial_scale(len(code))), self.latent_steps)
             learned = self.decoder.to_mean, self.decoder.to_raw_scale, self.latent_step_size, self.finetune_step_size
             inputs = (
@@ -158,11 +157,11 @@ class LEO(Learner):
         weights, finetune_losses = self.descend_weights(decoded, support, noise)
         return adapted, decoded, weights, latent_losses, finetune_losses
 
-    def as_kernels(self, noise: Noise) -> bool:
-        """Whether the paper's case, with all its noise, is met on a GPU that has kernels for it."""
+    def in_one(self, noise: Noise) -> bool:
+        """Whether it is the paper's case, with all its noise, which is done in one (and may have kernels)."""
         linear = self.network.linear and self.decoder.linear
         steps = noise.weights is not None and noise.latent_masks is not None and self.latent_steps * self.finetune_steps
-        return bool(linear and steps) and has_clusters()
+        return bool(linear and steps)
 
     def encode(self, support: Batch, noise: Noise) -> Gaussian:
         """q(z_n | D_n) for every class n (Eq. 3), or q(z | D) where one code stands for the task."""
