@@ -34,6 +34,8 @@ def memory_bytes() -> int:
 def own_folder(name: str) -> Path | None:
     """~/.cache/metaleo/name ($XDG_CACHE_HOME), for what is run from there: None where it cannot be made, or is not this
     user's alone."""
+    if not hasattr(os, "geteuid"):
+        return None
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "metaleo" / name
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -109,10 +109,10 @@ def adapt_forward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
 
 
 def adapt_backward(cut: Cut, slopes: Slopes, *arrays: Array) -> Arrays:
-    """(the same but for z; gradients, probabilities, and zS, or on a CPU zS and z, or of many runs z and z′; ∂/∂z′, ∂/∂θ,
-    ∂/∂θ′, ∂/∂losses) to ∂/∂z, ∂/∂α of codes by class and of weights; of latent steps ∂/∂(their gradient) and of all
-    steps ∂/∂logits; what goes into the gradient of S, two for each latent step and one after them, and of M; and on a
-    CPU ∂/∂(inputs times Mᵀ)."""
+    """(the same but for z; gradients, probabilities, and zS, or on a CPU zS and z, or of many runs z and z′; ∂/∂z′,
+    ∂/∂θ, ∂/∂θ′, ∂/∂losses) to ∂/∂z, ∂/∂α of codes by class and of weights; of latent steps ∂/∂(their gradient) and of
+    all steps ∂/∂logits; what goes into the gradient of S, two for each latent step and one after them, and of M; and on
+    a CPU ∂/∂(inputs times Mᵀ)."""
     shapes = cut.shapes
     latent, codes, weights = (shapes.latent_steps,), (shapes.way, shapes.latent), (shapes.way, shapes.dim)
     steps, pairs = (shapes.latent_steps + shapes.finetune_steps,), (shapes.way, shapes.examples)

@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import tempfile
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
-import jaxlib
 
 from metaleo.compiling import own_folder
 from metaleo.randomness import FACTORS, GOLDEN
@@ -51,7 +51,7 @@ def load(compiler: list[str]) -> ctypes.CDLL:
     options = *FLAGS, *(f"-D{name}={number}u" for name, number in CONSTANTS.items()), f"-isystem{jax.ffi.include_dir()}"
     sources = "".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.iterdir()) if path.is_file())
     known = run(*compiler, *FLAGS, "-E", "-dM", "-xc++", os.devnull)  # to the compiler, of itself and the processor
-    digest = hashlib.sha256("\0".join((sources, *options, jaxlib.__version__, known)).encode()).hexdigest()
+    digest = hashlib.sha256("\0".join((sources, *options, version("jaxlib"), known)).encode()).hexdigest()
     folder = own_folder("cores")
     kept = folder and folder / f"{digest[:32]}.so"
     if kept and kept.exists():

@@ -1,6 +1,5 @@
 """The noise of many runs as a kernel, which draws numbers in pairs; XLA draws each by itself, and everything twice."""
 
-import functools
 import math
 
 import jax
@@ -30,7 +29,6 @@ def drawn(key: PRNGKeyArray, size: int, stream: int) -> Float[Array, " size"]:
     return launching.launcher(kernel(size, stream))(halves(key))[0]
 
 
-@functools.cache
 def kernel(size: int, stream: int) -> Kernel:
     if on_cores():
         return Kernel("draw_normals", CORES, (("stream", stream),), 1, 1, 1, 0, ((size,),))
