@@ -4,7 +4,8 @@
     python benchmarks/speed.py --plain              # beside the equations as they are printed
     python benchmarks/speed.py --populations 1 256  # also 256 runs as one vmap (for a GPU)
 
-Prints JSON. Every figure is the median of several repeats within one process; compare ratios, not machines.
+Prints JSON. Every figure is the median of several repeats within one process; compare ratios, not machines. On a CPU
+meta-steps and the large product take turns, for what else the machine does to slow both.
 """
 
 import argparse
@@ -34,22 +35,26 @@ from metaleo.tasks import Episodes
 META_BATCH, WAY, QUERY = 12, 5, 15
 
 
-def seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Median seconds of a call, compilation and first run left out."""
-    jax.block_until_ready(call())
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        jax.block_until_ready(call())
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+def seconds(repeats: int, *calls: Callable[[], Any]) -> list[float]:
+    """Median seconds of each call, compilation and first run left out; several take turns."""
+    times = [[] for _ in calls]
+    for _ in range(1 + repeats):
+        for call, own in zip(calls, times, strict=True):
+            begin = time.perf_counter()
+            jax.block_until_ready(call())
+            own.append(time.perf_counter() - begin)
+    return [statistics.median(own[1:]) for own in times]
 
 
-def matmul_rate(size: int, repeats: int, precision: str) -> float:
-    """Floating-point operations per second of a float32 product of two size × size matrices."""
+def matmul(size: int, precision: str) -> Callable[[], Any]:
+    """A float32 product of two size × size matrices."""
     a, b = jax.random.normal(jax.random.key(0), (2, size, size))
     product = jax.jit(functools.partial(jnp.matmul, precision=precision))
-    return 2 * size**3 / seconds(lambda: product(a, b), repeats)
+    return lambda: product(a, b)
+
+
+def gigaflops(size: int, took: float) -> float:
+    return round(2 * size**3 / took / 1e9, 1)
 
 
 def problem(shot: int) -> tuple[Episodes, Episodes]:
@@ -60,7 +65,7 @@ def problem(shot: int) -> tuple[Episodes, Episodes]:
     return everywhere((training, testing))
 
 
-def measure(shot: int, population: int, steps: int, tasks: int, repeats: int) -> dict[str, Any]:
+def measure(shot: int, population: int, steps: int, tasks: int, repeats: int, size: int) -> dict[str, Any]:
     """`metaleo train` and `metaleo evaluate` as they are: the same compiled functions, on the same devices."""
     training, testing = problem(shot)
     optimiser = make_optimiser()
@@ -84,17 +89,19 @@ def measure(shot: int, population: int, steps: int, tasks: int, repeats: int) ->
         states, _ = run(states, hyper, keys, training)
         return states.step
 
-    took = seconds(go, repeats)
+    took, *multiplied = seconds(repeats, go, *([] if flops is None else [matmul(size, "highest")]))
     result = {
         "shot": shot,
         "population": population,
         "meta_steps_per_second": round(population * steps / took, 1),
     }
     if flops is not None:
-        result |= {"flops_per_step": flops, "gflops": round(flops * population * steps / took / 1e9, 1)}
+        own, large = round(flops * population * steps / took / 1e9, 1), gigaflops(size, *multiplied)
+        result |= {"flops_per_step": flops, "gflops": own, "matmul_in_turn_gflops": large}
+        result["share_of_float32_matmul"] = round(own / large, 3)
     if population == 1:
         learner = jax.tree.map(lambda leaf: leaf[0], states.learner)
-        took = seconds(lambda: evaluate(learner, testing, 0, tasks), repeats)
+        (took,) = seconds(repeats, lambda: evaluate(learner, testing, 0, tasks))
         result["evaluation_tasks_per_second"] = round(tasks / took, 1)
     return result
 
@@ -137,17 +144,18 @@ def measure_plain(shot: int, steps: int, tasks: int, repeats: int) -> dict[str, 
         return jax.lax.scan(functools.partial(meta_step, training), carry, keys)[0]
 
     carry, keys = (learner, optimiser.init(as_tree(learner))), jax.random.split(jax.random.key(1), (steps, META_BATCH))
-    took = seconds(lambda: run(carry, keys, training), repeats)
+    (took,) = seconds(repeats, lambda: run(carry, keys, training))
 
     def judge(testing, key):
         return plain.meta_loss(learner, testing.sample(key), Hyper(keep=1.0), Noise(), None)[1]["query_accuracy"]
 
     score = jax.jit(lambda keys, testing: jax.lax.map(functools.partial(judge, testing), keys, batch_size=256))
     numbers = jax.random.split(jax.random.key(2), tasks)
+    (scored,) = seconds(repeats, lambda: score(numbers, testing))
     return {
         "shot": shot,
         "meta_steps_per_second": round(steps / took, 1),
-        "evaluation_tasks_per_second": round(tasks / seconds(lambda: score(numbers, testing), repeats), 1),
+        "evaluation_tasks_per_second": round(tasks / scored, 1),
     }
 
 
@@ -163,19 +171,19 @@ def main() -> None:
     options = parser.parse_args()
     use_cores()
     rates = {
-        f"matmul_{precision}_gflops": round(matmul_rate(options.matmul, options.repeats, precision) / 1e9, 1)
+        f"matmul_{precision}_gflops": gigaflops(
+            options.matmul, *seconds(options.repeats, matmul(options.matmul, precision))
+        )
         for precision in ("highest", "default")
     }
     runs = [
-        measure(shot, population, options.steps, options.tasks, options.repeats)
+        measure(shot, population, options.steps, options.tasks, options.repeats, options.matmul)
         for population in options.populations
         for shot in options.shots
     ]
     for run in runs:
         if options.plain and run["population"] == 1:
             run["plain"] = measure_plain(run["shot"], max(1, options.steps // 4), options.tasks // 4, options.repeats)
-        if "gflops" in run:
-            run["share_of_float32_matmul"] = round(run["gflops"] / rates["matmul_highest_gflops"], 3)
     device = jax.devices()[0]
     machine = {"device": device.device_kind, "devices": jax.device_count(), "jax": jax.__version__}
     print(json.dumps({**machine, **rates, "runs": runs}, indent=2))
