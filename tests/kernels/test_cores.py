@@ -67,23 +67,24 @@ def test_noise_of_tasks_and_runs():
     np.testing.assert_allclose(own, expected, atol=5e-6)
 
 
-@compiled
-def test_scales_far_from_zero():
-    """σ = initial log₂(1 + eʳ) from codes that single numbers of S make an r of -120 to 80."""
-    shapes = Shapes(1, 1, 1, 16, 256, 1, 1)
-    raw = np.linspace(-120, 80, 256).astype(np.float32)
-    decoder = jnp.zeros((16, 256)).at[0].set(raw)
-    nothing, one = jnp.zeros, jnp.ones
+def scales(raw, official):
+    """σ(r), as weights that are decoded with noise of one from a code that S makes r of."""
+    shapes, nothing, one = Shapes(1, 1, 1, 16, 256, 1, 1), jnp.zeros, jnp.ones
     arrays = (
-        nothing((1, 1, 16)).at[0, 0, 0].set(1), nothing((16, 256)), decoder, nothing(16), nothing(256),
-        nothing((1, 1, 1, 256)), nothing((1, 1, 1, 256)), nothing((1, 1, 1, 16)), one((1, 2, 1, 256)),
+        nothing((1, 1, 16)).at[0, 0, 0].set(1), nothing((16, 256)), nothing((16, 256)).at[0].set(raw), nothing(16),
+        nothing(256), nothing((1, 1, 1, 256)), nothing((1, 1, 1, 256)), nothing((1, 1, 1, 16)), one((1, 2, 1, 256)),
         one((1, 1, 1)), one((1, 1)),
     )  # fmt: skip
-    decoded = inner_loop.adapt_forward(cores(shapes), Slopes(False, 0.1), *arrays)[1]
-    expected = 0.1 * np.logaddexp(0, raw.astype(float)) / np.log(2)
-    np.testing.assert_allclose(decoded[0, 0], expected, rtol=2e-6, atol=1e-37)
-    decoded = inner_loop.adapt_forward(cores(shapes), Slopes(True, 0.1), *arrays)[1]
-    np.testing.assert_allclose(decoded[0, 0], np.maximum(np.exp(raw.astype(float)) - 0.9, 1e-10), rtol=4e-6, atol=2e-7)
+    return inner_loop.adapt_forward(cores(shapes), Slopes(official, 0.1), *arrays)[1][0, 0]
+
+
+@compiled
+def test_scales_far_from_zero():
+    raw = np.linspace(-120, 80, 256).astype(np.float32)
+    exact = raw.astype(float)
+    np.testing.assert_allclose(scales(raw, False), 0.1 * np.logaddexp(0, exact) / np.log(2), rtol=2e-6, atol=1e-37)
+    np.testing.assert_allclose(scales(raw, True), np.maximum(np.exp(exact) - 0.9, 1e-10), rtol=4e-6, atol=2e-7)
+    assert not np.isfinite(scales(np.full(256, 200, np.float32), True)).any()
 
 
 @compiled

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from metaleo.devices import AXIS, in_parts
 from metaleo.model.decoder import Decoder
 from metaleo.objective import orthogonality
 
@@ -16,7 +17,7 @@ def directly(decoder):
 
 
 def test_orthogonality_and_its_gradient_are_those_of_the_paper():
-    """Although only one half of the gradient is computed."""
+    """Although it is written out."""
     with jax.enable_x64(True):
         decoder = Decoder.init(jax.random.key(0), 4, 6, widths=(5,))
         decoder = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), decoder)
@@ -25,3 +26,22 @@ def test_orthogonality_and_its_gradient_are_those_of_the_paper():
         np.testing.assert_allclose(value, expected, rtol=1e-12)
         for one, other in zip(*map(jax.tree.leaves, (gradient, expected_gradient)), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-14)
+
+
+def test_devices_share_the_rows_of_orthogonality():
+    """The mean of what they have is the gradient, and each has its own part of it; rows that cannot be shared all have."""
+
+    def on_two(weight):
+        def own(_):
+            with in_parts():
+                return jax.value_and_grad(orthogonality)(weight)
+
+        return jax.vmap(own, axis_name=AXIS)(jnp.arange(2))
+
+    for rows in (6, 5):
+        weight = jax.random.normal(jax.random.key(0), (rows, 8))
+        value, gradient = jax.value_and_grad(orthogonality)(weight)
+        values, gradients = on_two(weight)
+        np.testing.assert_allclose(values.mean(), value, rtol=1e-6)
+        np.testing.assert_allclose(gradients.mean(0), gradient, atol=1e-7)
+        assert np.any(gradients[0, 3:]) == np.any(gradients[1, :3]) == (rows == 5)

@@ -1,4 +1,4 @@
-"""The noise of many runs as a kernel, which draws numbers in pairs; XLA draws each by itself, and everything twice."""
+"""Noise as a kernel, on a CPU or of many runs: it draws numbers in pairs; XLA each by itself, and everything twice."""
 
 import math
 
