@@ -29,7 +29,7 @@ def test_orthogonality_and_its_gradient_are_those_of_the_paper():
 
 
 def test_devices_share_the_rows_of_orthogonality():
-    """The mean of what they have is the gradient, and each has its own part of it; rows that cannot be shared all have."""
+    """The mean of what they have is the gradient, and each has a part of it; rows that cannot be shared all have."""
 
     def on_two(weight):
         def own(_):
