@@ -18,7 +18,7 @@ from metaleo.errors import BadInput
 from metaleo.learners import Hyper
 from metaleo.subjects import Bench, Subject
 from metaleo.tasks import Batch, Task
-from metaleo.tasks.task import labelled
+from metaleo.tasks.task import Origin, labelled
 
 DIM = 8
 HYPER = Hyper(learning_rate=1e-2, kl=0.1, encoder_penalty=0.1, l2=1e-3, orthogonality=0.1, keep=0.8)
@@ -91,6 +91,20 @@ def make_subject(folder, structure, metaset=None, shot=2):
     model = Model(shake(structure.init(jax.random.key(0))), structure, {})
     subject = Subject(structure.learner, folder, Path("run/model.safetensors"), model, config)
     return subject, Bench([subject])
+
+
+def fetch_from(table):
+    """From a key to a 3-way task of rows of a table, padded, whose queries tell where they lie."""
+
+    def batch(rows):
+        present = jnp.arange(len(rows)) < len(rows) - 1
+        return labelled(table[rows], np.arange(len(rows)) % 3, 3, present)
+
+    def fetch(key):
+        support, query = jnp.split(jax.random.permutation(key, len(table))[:11], [4])
+        return Task(batch(support), dataclasses.replace(batch(query), origin=Origin(table, query)))
+
+    return fetch
 
 
 def own_loss(network, theta, support):

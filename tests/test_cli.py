@@ -358,3 +358,20 @@ def test_pickle_that_runs_code(here, capsys):
         (here / "embeddings" / f"{split}_embeddings.pkl").write_bytes(pickle.dumps(Bomb()))
     assert "not a pickle of embeddings that can be trusted" in fails(capsys, "train", "--data", "embeddings")
     assert not (here / "exploded").exists()
+
+
+def test_warnings_are_one_line(tmp_path):
+    """Such as that of a compiler that fails: the run goes on."""
+    data.save(make_metaset(), tmp_path / "features.npz")
+    compiler = tmp_path / "cxx"
+    compiler.write_text("#!/bin/sh\necho 'fatal error: disk full' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    words = "train", "--data", "features.npz", "--way", "3", "--query", "4", "--steps", "2", "--validation-tasks", "4"
+    run = subprocess.run(
+        [sys.executable, "-m", "metaleo.cli", *words],
+        cwd=tmp_path, env=os.environ | {"CXX": str(compiler)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    line = "metaleo: kernels do not compile here (fatal error: disk full): going on without them"
+    assert run.stderr.splitlines().count(line) == 1
+    assert "UserWarning" not in run.stderr

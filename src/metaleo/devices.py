@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Float, Int, PyTree
 
-from metaleo.kernels.optimiser import joined
+from metaleo.kernels.joining import joined
 
 AXIS = "devices"
 MOST_CORES = 4

@@ -13,17 +13,15 @@ from metaleo.kernels import inner_loop, native, noise
 from metaleo.kernels import queries as queries_kernels
 from metaleo.kernels.adaptation import adaptation, difference
 from metaleo.kernels.inner_loop import Shapes, cores
+from metaleo.kernels.joining import joined
 from metaleo.kernels.launching import runs_at_once
-from metaleo.kernels.optimiser import joined
 from metaleo.learners import LEO, Hyper
 from metaleo.learners.learner import QUERY, judge_linear
 from metaleo.model.gaussian import Slopes
 from metaleo.model.network import linear
 from metaleo.outer_loop import make_optimiser, meta_gradient
 from metaleo.randomness import masks, normals
-from metaleo.tasks import Task
-from metaleo.tasks.task import Origin, labelled
-from small import close
+from small import close, fetch_from
 
 compiled = pytest.mark.skipif(native.library() is None, reason="there is no C++ compiler")
 PAPER = Shapes(6, 5, 5, 64, 640, 5, 5)
@@ -164,14 +162,7 @@ def gradient_of(dim, latent):
     own = LEO.init(jax.random.key(0), linear(dim), latent=latent, latent_steps=2, finetune_steps=2)
     keys, table = jax.random.split(jax.random.key(1), 2), jax.random.normal(jax.random.key(2), (40, dim)) / 8
 
-    def fetch(key):
-        def batch(rows):
-            present = jnp.arange(len(rows)) < len(rows) - 1
-            return labelled(table[rows], np.arange(len(rows)) % 3, 3, present)
-
-        support, query = jnp.split(jax.random.permutation(key, 40)[:11], [4])
-        return Task(batch(support), dataclasses.replace(batch(query), origin=Origin(table, query)))
-
+    fetch = fetch_from(table)
     function = jax.jit(lambda *arguments: meta_gradient(*arguments, fetch))
     arguments = own, keys, Hyper(), keys
     return function(*arguments), str(function.trace(*arguments).jaxpr).count("ffi_call[")

@@ -22,9 +22,7 @@ from metaleo.learners.learner import QUERY, judge_linear
 from metaleo.model.gaussian import Slopes
 from metaleo.model.network import linear
 from metaleo.outer_loop import meta_gradient
-from metaleo.tasks import Task
-from metaleo.tasks.task import Origin, labelled
-from small import close
+from small import close, fetch_from
 
 ORDERS = "forwards", "backwards", "uneven"
 CASES = {  # how tasks are cut, tasks, way, examples, latent, dim, latent steps, fine-tuning steps
@@ -147,14 +145,7 @@ def test_meta_gradient_with_kernels(launch, monkeypatch, runs, kernels):
     own = LEO.init(jax.random.key(0), linear(128), latent=16, latent_steps=2, finetune_steps=2)
     keys, table = jax.random.split(jax.random.key(1), 2), jax.random.normal(jax.random.key(2), (40, 128)) / 8
 
-    def fetch(key):
-        def batch(rows):
-            present = jnp.arange(len(rows)) < len(rows) - 1
-            return labelled(table[rows], np.arange(len(rows)) % 3, 3, present)
-
-        support, query = jnp.split(jax.random.permutation(key, 40)[:11], [4])
-        return Task(batch(support), dataclasses.replace(batch(query), origin=Origin(table, query)))
-
+    fetch = fetch_from(table)
     monkeypatch.setattr(noise, "FEWEST", 1024)
     with runs_at_once(0):
         expected = jax.jit(lambda *arguments: meta_gradient(*arguments, fetch))(own, keys, Hyper(), keys)

@@ -1,7 +1,8 @@
 """The command line: a file per command."""
 
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import tyro
 
@@ -52,6 +53,11 @@ Command = (
 )
 
 
+def in_one_line(message: Warning | str, *_: Any) -> str:
+    """A warning as people are told of it, without the place in the code."""
+    return f"metaleo: {message}\n"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: one line and exit code 2 for bad input, 130 when interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -66,6 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
         description="Meta-learning with Latent Embedding Optimization (LEO).",
         args=arguments,
     )
+    warnings.formatwarning = in_one_line
     keep_compilations()
     use_cores()
     try:

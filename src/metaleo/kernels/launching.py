@@ -106,6 +106,11 @@ class Cut:
         )  # fmt: skip
 
 
+def core_kernel(name: str, constants: Numbers, results: tuple[tuple[int, ...], ...], **how: bool) -> Kernel:
+    """One that a core runs as it is: nothing is shared out."""
+    return Kernel(name, CORES, constants, 1, 1, 1, 0, results, **how)
+
+
 def eights(number: int) -> int:
     return 8 * -(-number // 8)
 

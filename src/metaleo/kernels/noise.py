@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from metaleo.kernels import launching
-from metaleo.kernels.launching import CORES, LANES, Kernel, apart_by, hurried, on_cores, trusted, usable
+from metaleo.kernels.launching import LANES, Kernel, apart_by, core_kernel, hurried, on_cores, trusted, usable
 from metaleo.randomness import FACTORS, GOLDEN, halves, normals
 
 GENERATOR = ("golden", GOLDEN), ("first_factor", FACTORS[0]), ("second_factor", FACTORS[1])
@@ -31,7 +31,7 @@ def drawn(key: PRNGKeyArray, size: int, stream: int) -> Float[Array, " size"]:
 
 def kernel(size: int, stream: int) -> Kernel:
     if on_cores():
-        return Kernel("draw_normals", CORES, (("stream", stream),), 1, 1, 1, 0, ((size,),))
+        return core_kernel("draw_normals", (("stream", stream),), ((size,),))
     parts = -(-size // (8 * THREADS))
     constants = *GENERATOR, ("size", size), ("parts", parts), ("stream", stream)
     return Kernel("draw_normals", ("random.cuh", "noise.cu"), constants, parts, 1, THREADS, 0, ((size,),))

@@ -8,7 +8,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from metaleo.kernels import launching
-from metaleo.kernels.launching import CORES, LANES, Kernel, on_cores, usable
+from metaleo.kernels.launching import LANES, Kernel, core_kernel, on_cores, usable
 
 
 def in_two_passes(optimiser: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:
@@ -56,20 +56,4 @@ def kernel(shapes: tuple[tuple[int, ...], ...], clip: float) -> Kernel:
         "second_share": 1 - SECOND_DECAY,
         "small": SMALL,
     }
-    return Kernel("adam_update", CORES, tuple(numbers.items()), 1, 1, 1, 0, ((), *3 * shapes), in_place=True)
-
-
-def joined(arrays: list[Array]) -> Array:
-    """All numbers as one vector.
-
-    Without kernels array after array is written into it: joining them, XLA would compute them number by number, asking
-    for each whose turn it is.
-    """
-    size = sum(array.size for array in arrays)
-    if on_cores() and all(usable(array.dtype) for array in arrays):
-        return launching.launcher(Kernel("join_arrays", CORES, (), 1, 1, 1, 0, ((size,),)))(*arrays)[0]
-    vector, end = jnp.zeros(size, arrays[0].dtype), 0
-    for array in arrays:
-        vector = jax.lax.dynamic_update_slice(vector, array.reshape(-1), (end,))
-        end += array.size
-    return vector
+    return core_kernel("adam_update", tuple(numbers.items()), ((), *3 * shapes), in_place=True)

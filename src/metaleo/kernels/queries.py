@@ -13,7 +13,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from metaleo.kernels import launching
-from metaleo.kernels.launching import CORES, LANES, MOST_SHARED, Kernel, aligned, apart_by, on_cores, trusted, usable
+from metaleo.kernels.launching import (
+    LANES,
+    MOST_SHARED,
+    Kernel,
+    aligned,
+    apart_by,
+    core_kernel,
+    on_cores,
+    trusted,
+    usable,
+)
 from metaleo.kernels.noise import GENERATOR
 from metaleo.randomness import halves
 from metaleo.tasks.task import Batch, Origin
@@ -65,7 +75,7 @@ def kernel_for(arguments: Arrays, tasks: int, stream: int) -> Kernel | None:
 def kernel(tasks: int, way: int, dim: int, queries: int, stream: int) -> Kernel | None:
     results = (tasks,), (tasks,), (tasks, way, dim)
     if on_cores():
-        own = Kernel("judge_queries", CORES, (("stream", stream),), 1, 1, 1, 0, results, from_table=True)
+        own = core_kernel("judge_queries", (("stream", stream),), results, from_table=True)
         return None if dim % LANES else own
     warps = 8
     shared_bytes = aligned(
