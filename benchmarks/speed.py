@@ -18,8 +18,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import plain
 
+import plain
 from metaleo.data import load_sample
 from metaleo.data.rows import place
 from metaleo.devices import everywhere, use_cores

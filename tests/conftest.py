@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 from jaxtyping import install_import_hook
@@ -23,9 +21,6 @@ with install_import_hook("metaleo", "beartype.beartype"):
     import metaleo.web.server  # noqa: F401
 
 import jax
-
-sys.path.insert(0, str(Path(__file__).parent))  # for `small`, the problems that tests share
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))  # for `plain`, LEO as its equations are printed
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "warn")  # a warning is an error, see pyproject.toml

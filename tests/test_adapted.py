@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from helpers.small import DIM, close, make_model, message
 from metaleo.adapted import (
     Adapted,
     adapt,
@@ -27,7 +28,6 @@ from metaleo.data.rows import normalise
 from metaleo.model.heads import AffineHead, AttentionHead, CentredHead, LinearHead, RelationHead
 from metaleo.model.network import GeneratedHead
 from metaleo.tasks.task import labelled
-from small import DIM, close, make_model, message
 
 KINDS = {
     "leo": ({}, LinearHead),

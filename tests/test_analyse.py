@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.small import DIM, make_metaset, shake
 from metaleo import data
 from metaleo.checkpoint import load_model, save_model
 from metaleo.cli import main
@@ -19,7 +20,6 @@ from metaleo.config import SINES, Structure, TrainConfig
 from metaleo.figures import as_label
 from metaleo.files import write_text
 from metaleo.subjects import load_subjects
-from small import DIM, make_metaset, shake
 from test_cli import fails
 
 SMALL = Structure(dim=DIM, way=3, latent=4, latent_steps=2, finetune_steps=2, latent_step_size=0.5)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import scipy.special
 
+from helpers.small import DIM, adapt, close, make_learner, make_metaset, make_model, shake
+from helpers.small import logits as logits_of
 from metaleo import runs
 from metaleo.calibration import (
     QUERY_LOGITS,
@@ -22,8 +24,6 @@ from metaleo.config import TrainConfig
 from metaleo.learners import NearestCentroid
 from metaleo.tasks.episodes import Episodes
 from metaleo.tasks.task import labelled
-from small import DIM, adapt, close, make_learner, make_metaset, make_model, shake
-from small import logits as logits_of
 
 random = np.random.default_rng(0)
 

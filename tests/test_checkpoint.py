@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from helpers.small import DIM, close, make_learner
 from metaleo.checkpoint import load_model, save_model
 from metaleo.config import Structure
 from metaleo.errors import BadInput
 from metaleo.trees import load_tree, read_header, save_tree
-from small import DIM, close, make_learner
 
 STRUCTURE = Structure(dim=DIM, latent=4)
 

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import pytest
 
+from helpers.small import DIM, make_metaset
 from metaleo import data, sines_and_lines
 from metaleo.cli import main
 from metaleo.cli.train import Train
 from metaleo.config import PRESETS
-from small import DIM, make_metaset
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 SMALL = (

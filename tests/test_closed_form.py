@@ -4,15 +4,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import plain
 import pytest
 
+import plain
+from helpers.small import HYPER, close, make_batch, make_learner, make_task, pad, shake
 from metaleo import closed_form
 from metaleo.learners.learner import QUERY
 from metaleo.model.gaussian import Slopes, official_scale, smooth_scale
 from metaleo.randomness import masks
 from metaleo.tasks import Task
-from small import HYPER, close, make_batch, make_learner, make_task, pad, shake
 
 EXACT = 1e-9
 """Of the largest entry, in double precision."""

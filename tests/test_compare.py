@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 
+from helpers.small import make_metaset
 from metaleo import compare, data, runs
 from metaleo.checkpoint import load_model
 from metaleo.cli import main
 from metaleo.config import PRESETS
 from metaleo.data.rows import normalise
 from metaleo.files import read_json
-from small import make_metaset
 from test_cli import fails
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import HYPER, make_learner, make_metaset
 from metaleo import evaluation, outer_loop, population
 from metaleo.config import Structure
 from metaleo.data.metaset import MetaSet
@@ -18,7 +19,6 @@ from metaleo.kernels import native
 from metaleo.kernels.launching import runs_at_once
 from metaleo.learners import Hyper
 from metaleo.tasks import Episodes
-from small import HYPER, make_learner, make_metaset
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 META_BATCH = 12

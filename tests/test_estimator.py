@@ -17,6 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 
+from helpers.small import DIM, close, make_learner, make_model, message
 from metaleo.adapted import adapt, softmax
 from metaleo.checkpoint import MODELS, Model, embedded_model, load_model, save_model
 from metaleo.config import Structure
@@ -25,7 +26,6 @@ from metaleo.estimator import LEOClassifier, LEORegressor
 from metaleo.learners import LEO
 from metaleo.model.network import Network, gaussian_nll, linear
 from metaleo.tasks.functions import points
-from small import DIM, close, make_learner, make_model, message
 
 X = np.array([[-4.0], [-2.0], [0.5], [2.0], [4.0]])
 SINE = 3 * np.sin(X[:, 0] - 1)

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import adapt, make_learner, make_metaset
 from metaleo import evaluation
 from metaleo.evaluation import Calibration, Score, calibrate, evaluate, score_tasks, summarise
 from metaleo.tasks import Episodes
 from metaleo.tasks.task import labelled
-from small import adapt, make_learner, make_metaset
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ import onnxruntime
 import pytest
 
 import metaleo.export
+from helpers.small import DIM, adapt, logits, make_batch, message, shake
 from metaleo.checkpoint import save_model
 from metaleo.cli import main
 from metaleo.config import Structure, TrainConfig
 from metaleo.export import build, export
-from small import DIM, adapt, logits, make_batch, message, shake
 
 GUIDE = Path(__file__).parent.parent / "docs/guides/export.md"
 

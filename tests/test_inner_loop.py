@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import DIM, adapt, close, make_batch, make_learner
 from metaleo.inner_loop import descend, descend_linear
 from metaleo.model.heads import LinearHead
 from metaleo.objective import support_loss
-from small import DIM, adapt, close, make_batch, make_learner
 
 
 def test_quadratic_has_a_closed_form(float64):

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaleo.config import ABLATIONS, UNTRAINED
-from metaleo.tasks import Batch, Task
-from small import (
+from helpers.small import (
     HYPER,
     LEARNERS,
     adapt,
@@ -26,6 +24,8 @@ from small import (
     pad,
     shake,
 )  # fmt: skip
+from metaleo.config import ABLATIONS, UNTRAINED
+from metaleo.tasks import Batch, Task
 
 SWITCHED = [name for name in ABLATIONS if name != "leo"]  # LEO with a part switched off: slow, so that LEO can be fast
 every_learner = pytest.mark.parametrize(

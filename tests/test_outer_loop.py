@@ -9,11 +9,11 @@ import numpy as np
 import optax
 import pytest
 
+from helpers.small import HYPER, close, make_learner, make_metaset
 from metaleo import outer_loop
 from metaleo.kernels.launching import runs_at_once
 from metaleo.learners.learner import Hyper
 from metaleo.tasks import Episodes
-from small import HYPER, close, make_learner, make_metaset
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 ARRAYS = jax.tree.map(jnp.float32, HYPER)

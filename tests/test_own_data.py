@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from helpers.small import DIM, make_metaset, make_model
 from metaleo import data
 from metaleo.adapted import adapt, load_task
 from metaleo.checkpoint import load_model, save_model
@@ -22,7 +23,6 @@ from metaleo.features.images import decode
 from metaleo.features.networks import Trained, blank, load_network, save_network
 from metaleo.features.recipes import Architecture
 from metaleo.files import write_text
-from small import DIM, make_metaset, make_model
 from test_cli import SMALL, fails
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")

@@ -3,11 +3,11 @@
 import jax
 import pytest
 
+from helpers.small import close
 from metaleo.config import PRESETS, Structure, find_preset
 from metaleo.errors import BadInput
 from metaleo.learners import LEO
 from metaleo.tasks.task import labelled
-from small import close
 
 
 def test_sizes_of_the_networks():

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import make_metaset
 from metaleo import data
 from metaleo.kernels.launching import RUNS
 from metaleo.population import fetch, lanes_for, side_by_side, spread
-from small import make_metaset
 
 
 def test_filling_lanes_are_not_fetched():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from helpers.small import DIM, HYPER, adapt, close, make_batch, make_learner, make_metaset, make_task, meta_gradient
 from metaleo.inner_loop import descend
 from metaleo.learners import LEO
 from metaleo.learners.learner import judge
@@ -15,7 +16,6 @@ from metaleo.model.gaussian import Gaussian, kl_to_standard
 from metaleo.model.relation import RelationNet
 from metaleo.objective import encoder_penalty, orthogonality, query_loss, support_loss
 from metaleo.tasks import Batch, Episodes
-from small import DIM, HYPER, adapt, close, make_batch, make_learner, make_metaset, make_task, meta_gradient
 
 
 def test_no_relu_after_the_relation_net():

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from helpers.small import kill_until_done, make_metaset
 from metaleo import data, protocol, runs
 from metaleo.cli import main
 from metaleo.protocol import CLAIMS, PAPER, ROWS, Protocol, Result, difference, verdict
-from small import kill_until_done, make_metaset
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 TINY = (

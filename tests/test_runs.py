@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from helpers.small import DIM, HYPER, make_metaset
 from metaleo import data, runs
 from metaleo.checkpoint import load_model
 from metaleo.cli.train import Train
@@ -22,7 +23,6 @@ from metaleo.errors import BadInput
 from metaleo.journal import read_metrics
 from metaleo.runs import Run, model_paths, prepare, resume
 from metaleo.trees import load_tree
-from small import DIM, HYPER, make_metaset
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 CONFIG = TrainConfig(

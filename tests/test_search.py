@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
 
+from helpers.small import DIM, HYPER, kill_until_done, make_metaset
 from metaleo import data, outer_loop, search
 from metaleo.cli import main
 from metaleo.config import Structure, TrainConfig
 from metaleo.search import Search, SearchConfig, importances, rows_of, rungs, split_draw, write_results
 from metaleo.study import Study
-from small import DIM, HYPER, kill_until_done, make_metaset
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 METASET = make_metaset(images=24)

@@ -17,13 +17,13 @@ import pytest
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
+from helpers.small import make_metaset
 from metaleo import data
 from metaleo import study as study_module
 from metaleo.config import PRESETS
 from metaleo.errors import BadInput
 from metaleo.search import SIX, space_of
 from metaleo.study import Study
-from small import make_metaset
 
 
 def open_study(folder, worker="a", *, slots=6, space=SIX, sampler="random", lost_after=60.0, **settings):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
+from helpers.small import DIM, make_metaset, make_subject, message
 from metaleo.analysis.codes import (
     NEIGHBOURS,
     Codes,
@@ -30,7 +31,6 @@ from metaleo.data.rows import normalise
 from metaleo.evaluation import task_key
 from metaleo.tasks import Episodes
 from metaleo.tasks.functions import SinesAndLines
-from small import DIM, make_metaset, make_subject, message
 
 SIZES = {"latent": 4, "latent_steps": 2, "finetune_steps": 1, "latent_step_size": 0.5, "finetune_step_size": 0.3}
 TAIL = (2, 2, 2, 8)

@@ -7,6 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import (
+    DIM,
+    adapt,
+    close,
+    make_batch,
+    make_learner,
+    make_metaset,
+    make_subject,
+    message,
+    own_loss,
+    shake,
+)
 from metaleo.analysis.coverage import Coverage, describe_coverage, lengths, look_at_steps, measure_coverage
 from metaleo.analysis.paths import (
     code_path,
@@ -24,7 +36,6 @@ from metaleo.evaluation import evaluate, task_key
 from metaleo.tasks import Episodes
 from metaleo.tasks.functions import SinesAndLines
 from metaleo.tasks.task import key_apart
-from small import DIM, adapt, close, make_batch, make_learner, make_metaset, make_subject, message, own_loss, shake
 
 SIZES = {"latent": 4, "latent_steps": 2, "finetune_steps": 2, "latent_step_size": 0.5, "finetune_step_size": 0.3}
 TAIL = (2, 2, 2, 8)

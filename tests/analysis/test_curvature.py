@@ -9,6 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import (
+    DIM,
+    adapt,
+    make_batch,
+    make_learner,
+    make_metaset,
+    make_subject,
+    message,
+    own_loss,
+    pad,
+    shake,
+)
 from metaleo.analysis import curvature
 from metaleo.analysis.curvature import (
     Logits,
@@ -26,7 +38,6 @@ from metaleo.evaluation import task_key
 from metaleo.model.network import linear
 from metaleo.tasks import Episodes
 from metaleo.tasks.functions import SinesAndLines
-from small import DIM, adapt, make_batch, make_learner, make_metaset, make_subject, message, own_loss, pad, shake
 
 SIZES = {"latent": 4, "latent_steps": 2, "finetune_steps": 2, "latent_step_size": 0.5, "finetune_step_size": 0.3}
 COUNTS = [(1, 1, 1), (2, 2, 2), (1, 1, 1, 1, 1), (4, 1, 2), (1, 3)]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from helpers.small import DIM, make_batch, make_metaset, make_subject
 from metaleo.analysis.uncertainty import (
     LEVELS,
     SHARES,
@@ -33,7 +34,6 @@ from metaleo.evaluation import evaluate, summarise, task_key
 from metaleo.tasks import Batch, Episodes, Task
 from metaleo.tasks.functions import SinesAndLines
 from metaleo.tasks.task import key_apart
-from small import DIM, make_batch, make_metaset, make_subject
 
 SIZES = {"latent": 4, "latent_steps": 1, "finetune_steps": 1, "latent_step_size": 0.5, "finetune_step_size": 0.3}
 FUNCTIONS = {

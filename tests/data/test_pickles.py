@@ -11,9 +11,9 @@ import sys
 import numpy as np
 import pytest
 
+from helpers.small import message
 from metaleo.data import load
 from metaleo.data.pickles import read_file
-from small import message
 
 # A small assembler of pickles.
 

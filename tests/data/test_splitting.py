@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from helpers.small import DIM, make_metaset, message
 from metaleo.data import load, save
 from metaleo.data.splitting import FEW, advice, check_enough, split_classes, split_names
 from metaleo.data.tables import Table, to_metaset
-from small import DIM, make_metaset, message
 
 
 def counted(splits):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from helpers.small import message
 from metaleo.data import MetaSet, load, load_sample, save
 from metaleo.data.splitting import split_classes, split_names
-from small import message
 
 SUFFIXES = ("npz", "safetensors")
 NAMES = ("dog", "ant", "cat", "bee")

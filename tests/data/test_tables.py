@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 import safetensors.numpy
 
+from helpers.small import message
 from metaleo.data.tables import Table, as_label, is_table, read_table, to_metaset
-from small import message
 
 VECTORS = np.array([[0.5, -1, 2], [1, 0, 3], [-2, 4, 0.25], [8, 1, 1]], np.float32)
 LABELS = ["ant", "bee", "ant", "cat"]

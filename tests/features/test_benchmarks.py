@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.small import message
 from metaleo.features import benchmarks
 from metaleo.features.benchmarks import BENCHMARKS, rows_of
 from metaleo.features.images import open_images, pack
 from metaleo.features.pickled import read_pickle
-from small import message
 
 SPLITS = ("train", "val", "test")
 

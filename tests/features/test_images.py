@@ -11,10 +11,10 @@ import pytest
 import safetensors.numpy
 from PIL import Image
 
+from helpers.small import message
 from metaleo.cli.pack import Pack
 from metaleo.features import images as module
 from metaleo.features.images import ImageFiles, TurnedImages, check_classes, decode, open_images, pack
-from small import message
 
 SIDE = 8
 ORANGE = (250, 120, 10)

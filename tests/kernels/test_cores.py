@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import close, fetch_from
 from metaleo.kernels import inner_loop, native, noise
 from metaleo.kernels import queries as queries_kernels
 from metaleo.kernels.adaptation import adaptation, difference
@@ -21,7 +22,6 @@ from metaleo.model.gaussian import Slopes
 from metaleo.model.network import linear
 from metaleo.outer_loop import make_optimiser, meta_gradient
 from metaleo.randomness import masks, normals
-from small import close, fetch_from
 
 compiled = pytest.mark.skipif(native.library() is None, reason="there is no C++ compiler")
 PAPER = Shapes(6, 5, 5, 64, 640, 5, 5)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import close, fetch_from
 from metaleo.kernels import inner_loop, launching, noise
 from metaleo.kernels import queries as queries_kernels
 from metaleo.kernels.adaptation import difference
@@ -22,7 +23,6 @@ from metaleo.learners.learner import QUERY, judge_linear
 from metaleo.model.gaussian import Slopes
 from metaleo.model.network import linear
 from metaleo.outer_loop import meta_gradient
-from small import close, fetch_from
 
 ORDERS = "forwards", "backwards", "uneven"
 CASES = {  # how tasks are cut, tasks, way, examples, latent, dim, latent steps, fine-tuning steps

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from helpers.small import HYPER, make_batch
 from metaleo.learners.learner import QUERY, SUPPORT, drop, dropped
 from metaleo.randomness import masks
-from small import HYPER, make_batch
 
 
 def test_expectation_stays():

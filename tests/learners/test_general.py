@@ -8,14 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from metaleo.learners import LEO, Hyper, MetaSGD
-from metaleo.learners.leo import Noise
-from metaleo.model.encoder import Encoder
-from metaleo.model.network import Network, dot, linear, named
-from metaleo.objective import cross_entropy, mixture_loss
-from metaleo.tasks import Batch, Task
-from metaleo.tasks.functions import SinesAndLines
-from small import (
+from helpers.small import (
     DIM,
     HYPER,
     check_meta_gradient,
@@ -29,6 +22,13 @@ from small import (
     meta_loss,
     shake,
 )
+from metaleo.learners import LEO, Hyper, MetaSGD
+from metaleo.learners.leo import Noise
+from metaleo.model.encoder import Encoder
+from metaleo.model.network import Network, dot, linear, named
+from metaleo.objective import cross_entropy, mixture_loss
+from metaleo.tasks import Batch, Task
+from metaleo.tasks.functions import SinesAndLines
 
 WAY = 3
 KEY = jax.random.key(7)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import HYPER, adapt, close, logits, make_learner, meta_gradient, meta_loss, pad
 from metaleo import data
 from metaleo.checkpoint import load_model, save_model
 from metaleo.cli import main
@@ -22,7 +23,6 @@ from metaleo.learners import Joint
 from metaleo.learners.joint import Tail
 from metaleo.tasks import Task
 from metaleo.tasks.task import labelled
-from small import HYPER, adapt, close, logits, make_learner, meta_gradient, meta_loss, pad
 
 ARCHITECTURE = Architecture("conv4", 0, 8, side=16, channels=1, share=1.0, layer=4)
 SIZES = (2, 2, 8, 8)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import HYPER, adapt, close, make_batch, make_learner, make_task, meta_gradient, meta_loss
 from metaleo.config import ABLATIONS
-from small import HYPER, adapt, close, make_batch, make_learner, make_task, meta_gradient, meta_loss
 
 SUPPORT = make_batch()
 

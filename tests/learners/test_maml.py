@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from small import (
+from helpers.small import (
     DIM,
     HYPER,
     adapt,

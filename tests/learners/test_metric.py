@@ -6,7 +6,7 @@ import pytest
 from scipy.special import log_softmax
 from sklearn.neighbors import NearestCentroid as Reference
 
-from small import DIM, HYPER, adapt, close, logits, make_batch, make_learner, make_task, meta_loss, pad, shake
+from helpers.small import DIM, HYPER, adapt, close, logits, make_batch, make_learner, make_task, meta_loss, pad, shake
 
 COUNTS = (2, 5, 3)
 

@@ -5,8 +5,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression as ReferenceLogistic
 from sklearn.linear_model import Ridge
 
+from helpers.small import DIM, adapt, logits, make_batch, make_learner, pad, shake
 from metaleo.learners import LogisticRegression
-from small import DIM, adapt, logits, make_batch, make_learner, pad, shake
 
 
 @pytest.mark.parametrize("strength", [1.0, 100.0])

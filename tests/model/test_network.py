@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import close, message
 from metaleo.config import PRESETS
 from metaleo.model.network import Network, gaussian_nll, linear, named
 from metaleo.objective import cross_entropy
 from metaleo.tasks.functions import points
 from metaleo.tasks.task import Batch
-from small import close, message
 
 KEY = jax.random.key(0)
 SQUARED = gaussian_nll(1.0)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import close, make_batch, pad
 from metaleo.model import relation
 from metaleo.model.relation import RelationNet
-from small import close, make_batch, pad
 
 
 def test_against_all_pairs_written_out(float64):

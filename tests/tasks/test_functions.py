@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
+from helpers.small import message, pad
 from metaleo.tasks.functions import (
     Curve,
     Posterior,
@@ -20,7 +21,6 @@ from metaleo.tasks.functions import (
     posterior,
 )
 from metaleo.tasks.task import key_apart
-from small import message, pad
 
 DRAWN = 4000
 

@@ -11,8 +11,8 @@ import zipfile
 import httpx
 import numpy as np
 import pytest
-from serving import DIM, examples, running, tiny
 
+from helpers.serving import DIM, examples, running, tiny
 from metaleo.checkpoint import MODELS
 from metaleo.errors import BadInput
 from metaleo.estimator import LEORegressor

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from serving import DIM, QUICK, examples, running, tiny
 
+from helpers.serving import DIM, QUICK, examples, running, tiny
 from metaleo.web.shelf import fill_shelf
 
 sync_api = pytest.importorskip("playwright.sync_api")

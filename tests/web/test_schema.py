@@ -5,8 +5,8 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
-from serving import HOSTS, QUICK, tiny
 
+from helpers.serving import HOSTS, QUICK, tiny
 from metaleo.web.server import make_app
 from metaleo.web.shelf import fill_shelf
 
