@@ -1,29 +1,40 @@
 """Every shape annotation of the package is checked, and dtypes and ranks may not mix silently, in every test."""
 
 import contextlib
+import importlib
 import os
+import shutil
 import tempfile
 
 import pytest
-from jaxtyping import install_import_hook
 
 # Tests compile far more than they compute: leave the costly optimisations out, in child processes too.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
-# Nor do they leave programs behind, or find any, in the cache of whoever runs them.
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"
-if "PYTEST_XDIST_WORKER" not in os.environ:  # all processes of these tests keep the kernels of cores in one place
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # as many processes as cores: threads would only wait
+    os.environ.setdefault(name, "1")
+os.environ["CXX"] = "none"  # nor compile C++: what that is for is tested in tests/kernels
+# What one process of this test run compiles, the others need not; nothing comes from or goes to the user's own cache.
+if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XDG_CACHE_HOME"] = (cache := tempfile.TemporaryDirectory()).name
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{cache.name}/compiled"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
-with install_import_hook("metaleo", "beartype.beartype"):
-    import metaleo.cli
-    import metaleo.features.benchmarks
-    import metaleo.features.run
-    import metaleo.web.server  # noqa: F401
+import jax  # noqa: E402 (it reads some of these settings at once)
+from jaxtyping import install_import_hook  # noqa: E402
 
-import jax
 
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "warn")  # a warning is an error, see pyproject.toml
+def pytest_configure(config):
+    """In every process that runs tests; not in the one that hands them out."""
+    if config.getoption("dist", "no") == "no" or hasattr(config, "workerinput"):
+        with install_import_hook("metaleo", "beartype.beartype"):
+            for module in ("cli", "features.benchmarks", "features.run", "web.server"):
+                importlib.import_module(f"metaleo.{module}")
+        jax.config.update("jax_numpy_dtype_promotion", "strict")
+        jax.config.update("jax_numpy_rank_promotion", "warn")  # a warning is an error, see pyproject.toml
 
 
 @pytest.fixture
@@ -65,3 +76,28 @@ def count_compilations(compilations_so_far):
         inside.extend(compilations_so_far[before:])
 
     return count
+
+
+# Elsewhere tests run as on a machine without a C++ compiler; with these, as on one that has it.
+
+
+@pytest.fixture(scope="session")
+def compiler():
+    if shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler")
+
+
+@pytest.fixture(scope="session")
+def cores_library(compiler):
+    """The functions for a CPU's cores: XLA may hear of them once in a process."""
+    from metaleo.kernels import native  # here, so that the shapes of all of it are checked
+
+    without = os.environ.pop("CXX")
+    found = native.library.__wrapped__()
+    os.environ["CXX"] = without
+    return found
+
+
+@pytest.fixture
+def on_cores(cores_library, monkeypatch):
+    monkeypatch.setattr("metaleo.kernels.native.library", lambda: cores_library)

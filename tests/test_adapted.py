@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from helpers.marks import by_default
 from helpers.small import DIM, close, make_model, message
 from metaleo.adapted import (
     Adapted,
@@ -68,7 +69,7 @@ def assert_same_bits(one, other):
 # Nothing but `Learner.adapt`.
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_default(["leo", "cl2n", "matching", "leo-generator"], KINDS))
 def test_adapt_is_the_learners_own_and_survives_a_file(name, tmp_path):
     """Bit for bit, for every kind of head, of eight rows as they are."""
     model, (rows, labels) = model_of(name), some_rows(8)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.commands import fails, told
 from helpers.small import DIM, make_metaset, shake
 from metaleo import data
 from metaleo.checkpoint import load_model, save_model
@@ -20,7 +21,6 @@ from metaleo.config import SINES, Structure, TrainConfig
 from metaleo.figures import as_label
 from metaleo.files import write_text
 from metaleo.subjects import load_subjects
-from test_cli import fails
 
 SMALL = Structure(dim=DIM, way=3, latent=4, latent_steps=2, finetune_steps=2, latent_step_size=0.5)
 
@@ -51,12 +51,6 @@ def here(tmp_path, monkeypatch):
     make_run(tmp_path / "sgd", dataclasses.replace(SMALL, learner="meta-sgd"))
     make_run(tmp_path / "nets", dataclasses.replace(SMALL, learner="prototypical"))
     return tmp_path
-
-
-def told(capsys, *words):
-    """What a command prints as JSON, of which NaN is no part."""
-    main([*words, "--json"])
-    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
 
 def is_figure(path):
@@ -113,6 +107,7 @@ def test_one_task_has_no_interval(here, capsys):
     assert found["models"][0]["means"]["accuracy_interval"] is None
 
 
+@pytest.mark.slow
 def test_functions(here, capsys):
     small = dataclasses.replace(SINES, latent=4, latent_steps=2, finetune_steps=1, hidden=3, limit=1.0)
     make_run(here / "sines", small, data="sines-and-lines", shot=4)
@@ -153,7 +148,7 @@ class Page(HTMLParser):
 
 
 def test_report_is_one_page_that_needs_nothing_else(here, capsys):
-    result = told(capsys, "report", "leo", "generator", "sgd", "nets", "--tasks", "25", "--test-tasks", "40")
+    result = told(capsys, "report", "leo", "sgd", "--tasks", "25", "--test-tasks", "40")
     assert result["page"] == "report.html"
     assert result["sections"] == [
         "Runs",
@@ -172,13 +167,14 @@ def test_report_is_one_page_that_needs_nothing_else(here, capsys):
     assert "url(" not in (here / "report.html").read_text()
     (tested,) = [model for model in told(capsys, "evaluate", "leo", "--tasks", "40")["models"] if model["seed"] == 1]
     assert f"{100 * tested['accuracy']:.2f} ± {100 * tested['accuracy_interval']:.2f} %" in page.text
-    assert "metaleo report leo generator sgd nets --tasks 25 --test-tasks 40" in page.text
+    assert "metaleo report leo sgd --tasks 25 --test-tasks 40" in page.text
     assert '"encoder_penalty"' in page.text
     assert "0.55 ± 0.07" not in page.text  # accuracies are in per cent
     assert "55.00 ± 7.07 %" in page.text
     assert str(here) not in page.text
 
 
+@pytest.mark.slow
 def test_names_cannot_change_the_page(here, capsys):
     (here / "leo").rename("<b>&amp;x")
     main(["report", "<b>&amp;x", "--tasks", "25", "--test-tasks", "5"])
@@ -187,6 +183,7 @@ def test_names_cannot_change_the_page(here, capsys):
     assert "<b>&amp;x" in Page(text).text
 
 
+@pytest.mark.slow
 def test_a_report_says_what_it_leaves_out(here, capsys):
     data.save(make_metaset(classes=(8, 2, 5)), "features.npz")
     main(["report", "leo/model-0.safetensors", "--tasks", "25", "--test-tasks", "5"])
@@ -195,6 +192,7 @@ def test_a_report_says_what_it_leaves_out(here, capsys):
     assert "Learning curves" not in text  # a model file has none
 
 
+@pytest.mark.slow
 def test_names_that_figures_could_misread(here, capsys):
     (here / "leo").rename("_a $x_{$")
     (here / "sgd").rename("$")
@@ -206,6 +204,7 @@ def test_names_that_figures_could_misread(here, capsys):
     main(["analyse", "coverage", *runs, "--tasks", "5", "--out", "x.png"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [("leo", "leo/model-0.safetensors"), ("leo/model-0.safetensors", "leo")])
 def test_a_run_and_one_of_its_models(here, capsys, runs):
     result = told(capsys, "report", *runs, "--tasks", "25", "--test-tasks", "5")
@@ -252,6 +251,7 @@ def test_bad_input(here, capsys):
     assert "give a run folder or a model file" in fails(capsys, "analyse", "curvature")
 
 
+@pytest.mark.slow
 def test_a_model_that_diverges(here, capsys):
     path = here / "leo/model-0.safetensors"
     model = load_model(path)

@@ -33,6 +33,7 @@ def few(images: Images, classes: int, drawings: int) -> Images:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("loose_dtypes")
 def test_in_miniature(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from helpers.commands import SMALL, fails
 from helpers.small import DIM, make_metaset
 from metaleo import data, sines_and_lines
 from metaleo.cli import main
@@ -18,10 +19,6 @@ from metaleo.cli.train import Train
 from metaleo.config import PRESETS
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
-SMALL = (
-    "--way", "3", "--query", "4", "--steps", "4", "--meta-batch", "2", "--validate-every", "2",
-    "--validation-tasks", "4", "--latent", "4", "--latent-steps", "1", "--finetune-steps", "1",
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -30,17 +27,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data.save(make_metaset(), "features.npz")
     return tmp_path
-
-
-def fails(capsys, *arguments):
-    """The one line that a command says before it gives up with code 2."""
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    assert end.value.code == 2
-    said = capsys.readouterr().err.strip()
-    assert "Traceback" not in said
-    assert len(said.splitlines()) == 1, said
-    return said
 
 
 def test_train_then_evaluate(here, capsys):
@@ -171,6 +157,7 @@ def test_bad_input_around_functions(here, capsys):
     assert "trained with different --shot" in fails(capsys, "evaluate", "run", "two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network",
     [
@@ -360,6 +347,7 @@ def test_pickle_that_runs_code(here, capsys):
     assert not (here / "exploded").exists()
 
 
+@pytest.mark.slow
 def test_warnings_are_one_line(tmp_path):
     """Such as that of a compiler that fails: the run goes on."""
     data.save(make_metaset(), tmp_path / "features.npz")

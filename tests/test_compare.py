@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from helpers.commands import fails
 from helpers.small import make_metaset
 from metaleo import compare, data, runs
 from metaleo.checkpoint import load_model
@@ -16,7 +17,6 @@ from metaleo.cli import main
 from metaleo.config import PRESETS
 from metaleo.data.rows import normalise
 from metaleo.files import read_json
-from test_cli import fails
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 LEARNERS = ("nearest-centroid", "maml", "cl2n")

@@ -28,10 +28,11 @@ def folder() -> str | None:
 
 @pytest.fixture(autouse=True)
 def as_a_user(tmp_path, monkeypatch):
-    """What tests switch off is on, and the home is a temporary one."""
+    """Without the cache that all tests share, and with a temporary home."""
     before = {name: jax.config.values[name] for name in SETTINGS}
-    jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", None)
+    for name in SETTINGS:
+        monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     compilation_cache.reset_cache()
@@ -87,8 +88,7 @@ def test_switched_off(tmp_path):
     assert not (tmp_path / "home").exists()
 
 
-def test_importing_changes_nothing(monkeypatch):
-    monkeypatch.delenv("JAX_ENABLE_COMPILATION_CACHE")
+def test_importing_changes_nothing():
     program = "import jax, metaleo.cli; print(jax.config.values['jax_compilation_cache_dir'])"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "None"
 

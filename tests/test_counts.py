@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.marks import by_default
 from helpers.small import HYPER, make_learner, make_metaset
 from metaleo import evaluation, outer_loop, population
 from metaleo.config import Structure
 from metaleo.data.metaset import MetaSet
-from metaleo.kernels import native
 from metaleo.kernels.launching import runs_at_once
 from metaleo.learners import Hyper
 from metaleo.tasks import Episodes
@@ -87,12 +87,14 @@ def step(request):
         return COUNTED[request.param], lowered, lowered.compile()
 
 
+@pytest.mark.slow
 def test_operations_of_a_meta_step(step):
     counted, lowered, compiled = step
     assert lowered.cost_analysis()["flops"] < 1.05 * counted.flops
     assert compiled.cost_analysis()["flops"] < 1.05 * counted.compiled_flops
 
 
+@pytest.mark.slow
 def test_instructions_of_a_meta_step(step):
     """A GPU spends its time on starting kernels, and a CPU a good part."""
     counted, lowered, compiled = step
@@ -102,11 +104,13 @@ def test_instructions_of_a_meta_step(step):
     assert len(instructions) < 1.05 * counted.compiled_instructions
 
 
+@pytest.mark.slow
 def test_memory_of_a_meta_step(step):
     counted, _, compiled = step
     assert compiled.memory_analysis().temp_size_in_bytes < 1.05 * counted.temporary_bytes
 
 
+@pytest.mark.slow
 @SHOTS
 @pytest.mark.parametrize("steps", [1, 5])
 def test_products_with_the_decoder(shot, steps):
@@ -121,7 +125,8 @@ def test_products_with_the_decoder(shot, steps):
     assert len(decoder_products(lowered)) == 4 * steps + 4 + 2 + 5
 
 
-@pytest.mark.skipif(native.library() is None, reason="there is no C++ compiler")
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_cores")
 @SHOTS
 def test_what_kernels_leave_to_xla(shot):
     """The ways there and back, queries, noise and optimiser are one each. With the decoder there are left encoding,
@@ -134,6 +139,7 @@ def test_what_kernels_leave_to_xla(shot):
     assert len(instructions) < 1.05 * KERNELS_INSTRUCTIONS
 
 
+@pytest.mark.slow
 @SHOTS
 def test_memory_of_a_population(shot):
     """Nothing grows faster than the number of runs."""
@@ -153,6 +159,7 @@ def score_tasks(learner, episodes, keys):
     return jax.vmap(lambda key: evaluation.score(learner, episodes.sample(key)))(keys)
 
 
+@pytest.mark.slow
 @SHOTS
 def test_operations_of_evaluation(shot):
     """Encoding, inputs through Mᵀ, and the weights in the end; not one product more for ten steps."""
@@ -170,13 +177,13 @@ def test_evaluation_never_looks_at_the_scale_of_weights():
     )
     episodes = Episodes.over(make_metaset().subset("val"), 3, 1, 4)
     scores, others = (
-        evaluation.score_tasks(one, episodes, jax.random.key(0), jnp.arange(5)) for one in (learner, blind)
+        jax.jit(evaluation.score_tasks)(one, episodes, jax.random.key(0), jnp.arange(5)) for one in (learner, blind)
     )
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(others))
     np.testing.assert_array_equal(scores.nll, others.nll)
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", by_default([1], [1, 2]))
 def test_more_steps_and_other_runs_compile_nothing(lanes, count_compilations):
     training = Episodes.over(make_metaset().subset("train"), 3, 1, 4)
     validation = Episodes.over(make_metaset().subset("val"), 3, 1, None)

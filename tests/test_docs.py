@@ -22,6 +22,7 @@ from typing import get_args
 import pytest
 import tyro
 
+from helpers.marks import by_default
 from metaleo.checkpoint import embedded_model
 from metaleo.cli import Command
 from metaleo.config import LEARNERS, PRESETS
@@ -79,7 +80,9 @@ def run_page(name, folder, monkeypatch):
 
 
 @pytest.mark.usefixtures("loose_dtypes")
-@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if with_python(page) and name not in WHOLE])
+@pytest.mark.parametrize(
+    "name", by_default(["README.md"], [name for name, page in PAGES.items() if with_python(page) and name not in WHOLE])
+)
 def test_python_runs(name, tmp_path, monkeypatch):
     names, printed = run_page(name, tmp_path, monkeypatch)
     special = {"README.md": check_readme, "docs/regression.md": check_regression, "docs/networks.md": check_networks}

@@ -157,14 +157,14 @@ MESSAGES = "ignore::sklearn.exceptions.SkipTestWarning"
 
 
 @pytest.mark.filterwarnings(MESSAGES)
-@parametrize_with_checks([LEOClassifier("cl2n"), AnyWidth()])
+@parametrize_with_checks([AnyWidth()])
 def test_scikit_learns_checks(estimator, check):
     check(estimator)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(MESSAGES)
-@parametrize_with_checks([LEOClassifier("logistic-regression"), LEOClassifier("nearest-centroid")])
+@parametrize_with_checks([LEOClassifier(name) for name in ("cl2n", "logistic-regression", "nearest-centroid")])
 def test_scikit_learns_checks_of_other_learners(estimator, check):
     check(estimator)
 

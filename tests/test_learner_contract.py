@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.marks import by_default
 from helpers.small import (
     HYPER,
     LEARNERS,
@@ -28,13 +29,11 @@ from metaleo.config import ABLATIONS, UNTRAINED
 from metaleo.tasks import Batch, Task
 
 SWITCHED = [name for name in ABLATIONS if name != "leo"]  # LEO with a part switched off: slow, so that LEO can be fast
-every_learner = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SWITCHED else name for name in LEARNERS]
-)
+every_learner = pytest.mark.parametrize("name", by_default([n for n in LEARNERS if n not in SWITCHED], LEARNERS))
 
 
 @every_learner
-@pytest.mark.parametrize("counts", [(1, 1), (2, 2, 2), (1, 4, 2, 1), (3,) * 7], ids=str)
+@pytest.mark.parametrize("counts", by_default([(1, 4, 2, 1)], [(1, 1), (2, 2, 2), (1, 4, 2, 1), (3,) * 7]), ids=str)
 def test_adapts_to_any_way_and_shot(name, counts):
     head = adapt(make_learner(name), make_batch(counts=counts)).head
     prediction = logits(head, make_batch(1, counts).inputs)
@@ -87,7 +86,7 @@ def test_order_of_examples_does_not_matter(name, seed):
 
 
 @every_learner
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("rows", by_default([5], [1, 5]))
 def test_padding_changes_nothing(name, rows):
     learner, task = make_learner(name), make_task()
     padded = Task(pad(task.support, rows), pad(task.query, rows))
@@ -107,7 +106,7 @@ def test_result_does_not_depend_on_the_meta_batch(name):
 
 
 @every_learner
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", by_default([True], [False, True]))
 def test_meta_gradient_against_finite_differences(name, training, float64):
     """Through encoder, relation net, all latent steps, decoder and all fine-tuning steps."""
     if name in ("fomaml", "reptile"):

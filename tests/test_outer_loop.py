@@ -66,16 +66,16 @@ def advance(state, hyper, key, episodes, num_steps, meta_batch=4, unroll=1):
 def test_meta_gradient_is_the_mean_over_tasks(episodes):
     """Each with its own noise."""
     tasks, learner, keys = episodes["training"], make_learner(), jax.random.split(jax.random.key(1), 3)
-    own, infos = outer_loop.meta_gradient(learner, jax.vmap(tasks.pick)(keys), ARRAYS, keys, tasks.lend)
-    alone = [
-        jax.grad(lambda learner, key: learner.meta_loss(tasks.sample(key), ARRAYS, key), has_aux=True)(learner, key)
-        for key in keys
-    ]
+    picks = jax.vmap(tasks.pick)(keys)
+    own, infos = jax.jit(lambda *given: outer_loop.meta_gradient(*given, tasks.lend))(learner, picks, ARRAYS, keys)
+    one = jax.jit(jax.grad(lambda learner, key: learner.meta_loss(tasks.sample(key), ARRAYS, key), has_aux=True))
+    alone = [one(learner, key) for key in keys]
     mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *(gradient for gradient, _ in alone))
     assert close(own, mean, 1e-5)
     assert close(infos["query_loss"], jnp.stack([info["query_loss"] for _, info in alone]), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["leo", "meta-sgd"])
 def test_queries_judged_where_they_lie(episodes, name):
     """As among many runs, where tasks come with the origin of their queries."""
@@ -90,6 +90,7 @@ def test_queries_judged_where_they_lie(episodes, name):
     assert close(own, expected, 1e-5)
 
 
+@pytest.mark.slow
 def test_steps_in_twos_are_the_same_steps(episodes):
     state = outer_loop.start(make_learner("meta-sgd"), outer_loop.make_optimiser())
     ones, twos = (
@@ -160,6 +161,7 @@ def test_best_is_kept_and_patience_stops(episodes):
     assert int(frozen.step) == 40
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_are_the_runs_alone(episodes):
     """A population over hyper-parameters and seeds is a vmap of one pure function."""
 

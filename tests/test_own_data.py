@@ -12,7 +12,10 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from helpers.commands import SMALL, fails, told
+from helpers.images import CONV4
 from helpers.small import DIM, make_metaset, make_model
+from helpers.tables import write_dataset
 from metaleo import data
 from metaleo.adapted import adapt, load_task
 from metaleo.checkpoint import load_model, save_model
@@ -21,12 +24,9 @@ from metaleo.examples import read_examples
 from metaleo.features.embed import embed_slab
 from metaleo.features.images import decode
 from metaleo.features.networks import Trained, blank, load_network, save_network
-from metaleo.features.recipes import Architecture
 from metaleo.files import write_text
-from test_cli import SMALL, fails
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
-NETWORK = Architecture("conv4", 0, 4, side=16, layer=4)
 CENTRES = {"ant": 0, "bee": 1, "cat": 2}
 
 
@@ -68,12 +68,6 @@ def task(here, capsys):
     main(["adapt", "run", "support.csv", "-o", "task.safetensors"])
     capsys.readouterr()
     return "task.safetensors"
-
-
-def told(capsys, *words):
-    """What a command prints as JSON."""
-    main([*words, "--json"])
-    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
 
 # From examples to predictions.
@@ -180,8 +174,8 @@ COLOURS = {"red": (200, 0, 0), "blue": (0, 0, 200)}
 def pictures(here):
     """A small network, class folders of images, and a folder of images without classes."""
     random = np.random.default_rng(0)
-    trained = jax.tree.map(lambda leaf: leaf + 0.5 * random.random(leaf.shape).astype(np.float32), blank(NETWORK))
-    save_network(here / "network.safetensors", Trained(*trained), NETWORK, {"config": {"images": "mine"}})
+    trained = jax.tree.map(lambda leaf: leaf + 0.5 * random.random(leaf.shape).astype(np.float32), blank(CONV4))
+    save_network(here / "network.safetensors", Trained(*trained), CONV4, {"config": {"images": "mine"}})
     for name, colour in COLOURS.items():
         for i in range(3):
             write_image(here / "support" / name / f"{i}.png", colour, i)
@@ -218,18 +212,11 @@ def test_images_in_a_table(pictures, capsys):
 
 def test_images_are_read_at_the_size_that_the_network_was_trained_on(pictures):
     file = load_network(pictures / "network.safetensors")
-    save_network(pictures / "large.safetensors", file.trained, NETWORK, {"image_side": 18})
+    save_network(pictures / "large.safetensors", file.trained, CONV4, {"image_side": 18})
     pixels = np.stack([decode(f"query/{name}.png", 18, 3) for name in sorted(COLOURS)])
     (expected,) = embed_slab(file, pixels, jax.random.key(0), ((4, "rectified"),))
     found = read_examples(Path("query"), "large.safetensors").vectors
     np.testing.assert_array_equal(found, expected.astype(np.float32))
-
-
-def write_dataset(folder, table):
-    folder.mkdir()
-    with pa.OSFile(str(folder / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table)
-    write_text(folder / "state.json", json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
 
 
 def test_images_that_cannot_be_used(pictures, capsys):
@@ -511,6 +498,7 @@ def test_probabilities_without_a_temperature_say_so(here, task, capsys):
     assert "not calibrated" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_table_that_has_grown_is_another_table(here, capsys):
     """Its split moves: classes that were learned from would be tested on, or others learned."""
     names = [f"kind {one}" for one in range(20) for _ in range(6)]

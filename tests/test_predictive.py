@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
+from helpers.marks import by_default
 from metaleo import evaluation, predictive
 from metaleo.predictive import (
     Ambiguity,
@@ -127,6 +128,7 @@ def test_crps_of_one_function_is_a_gaussian_s():
     np.testing.assert_allclose(mixture_crps(single(np.full((1, 21), 0.4)), single(y)), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_crps_of_many_functions_is_an_integral():
     """∫ (F(t) - 1{t ≥ y})² dt for the mixture's F: two clusters, targets near and far."""
     random = np.random.default_rng(0)
@@ -213,7 +215,7 @@ def test_known_scores_on_average(offset):
     np.testing.assert_array_equal(scores.coverage, scores.calibrated)
 
 
-@pytest.mark.parametrize("ratio", [2.0, 0.5])
+@pytest.mark.parametrize("ratio", by_default([2.0], [2.0, 0.5]))
 def test_calibration_finds_the_factor(ratio):
     """Samples are spread by 1/2 or twice of what they are off; scaled, 90 % of other tasks' targets are covered."""
     predictor = Wrong(1.0, 1 / ratio)
@@ -251,6 +253,7 @@ def test_calibration_has_tasks_of_its_own(monkeypatch):
     assert len({np.asarray(jax.random.key_data(stream)).tobytes() for stream in streams}) == len(streams) == 6
 
 
+@pytest.mark.slow
 def test_tasks_do_not_depend_on_the_block(monkeypatch):
     """Nor on how many follow; whoever waits hears how many are done."""
     predictor, heard = Wrong(1.0, 0.5), []
@@ -266,6 +269,7 @@ def test_tasks_do_not_depend_on_the_block(monkeypatch):
     assert len(np.unique(many.nll)) == 23
 
 
+@pytest.mark.slow
 def test_the_same_seed_has_the_same_tasks():
     """For every predictor, so that they can be compared; another seed has others."""
     first, again, other = (evaluate_functions(Constant(single([0.0])), 5, seed, 10) for seed in (0, 0, 1))
@@ -308,7 +312,7 @@ def test_summary_agrees_with_numpy():
 # What can be known
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", by_default([0], range(4)))
 def test_oracle_is_least_squares(seed):
     """Of the family that the task is of."""
     curve, task = draw(seed)
@@ -322,6 +326,7 @@ def test_oracle_is_least_squares(seed):
     np.testing.assert_allclose(ours, [columns(at) @ np.linalg.lstsq(columns(x), y)[0]], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_references_in_their_order():
     """Who sees the points beats who does not; Bayes' mean is about as good as knowing the family, on these tasks."""
     zero, oracle, bayes = (
@@ -334,6 +339,7 @@ def test_references_in_their_order():
     assert difference.mean() < 3 * difference.std() / np.sqrt(80)
 
 
+@pytest.mark.slow
 def test_draws_of_the_posterior_are_calibrated():
     """What noise and prior leave open is covered as often as it says, and no single function is more likely."""
     bayes, mean = (evaluate_functions(predictor, 5, 0, 150) for predictor in (Bayes(200), Oracle()))
@@ -349,7 +355,9 @@ def test_draws_of_the_posterior_are_calibrated():
 # Ambiguous tasks
 
 
-@pytest.mark.parametrize(("sines", "both"), [(5, 1), (2, 1), (0, 0), (10, 0)])
+@pytest.mark.parametrize(
+    ("sines", "both"), [(5, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 1), (0, 0), (10, 0)))]
+)
 def test_samples_of_both_families(sines, both):
     ours = examine_ambiguous(SomeSines(sines), 5, ambiguous_tasks(5, 0, 3))
     assert ours.sine_shares == [sines / 10] * 3

@@ -130,6 +130,7 @@ def test_more_steps_can_be_asked_for(tmp_path, whole):
     assert (tmp_path / "run/state.safetensors").read_bytes() == (whole / "state.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_without_data_resumes_exactly_too(tmp_path):
     """Sines and lines, with a learning rate that falls: nothing but the step number decides where it is."""
     config = Train(problem="sines-and-lines", steps=6, meta_batch=2, query=3, validate_every=2, validation_tasks=4,

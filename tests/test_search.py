@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
 
+from helpers.marks import by_default
 from helpers.small import DIM, HYPER, kill_until_done, make_metaset
 from metaleo import data, outer_loop, search
 from metaleo.cli import main
@@ -86,14 +87,14 @@ def test_a_trial_is_an_ordinary_run(table):
     np.testing.assert_allclose(state.best_merit, best["accuracy"], atol=1e-3)
 
 
-@pytest.mark.parametrize("lanes", [1, 6])
+@pytest.mark.parametrize("lanes", by_default([6], [1, 6]))
 def test_lanes_do_not_matter(table, lanes, tmp_path):
     for row, other in zip(run_search(tmp_path, lanes=lanes), table, strict=True):
         assert row["trial"] == other["trial"]
         np.testing.assert_allclose(row["accuracy"], other["accuracy"], atol=1e-3)
 
 
-@pytest.mark.parametrize("moments", [(1,), (2, 1, 3), (3, 3, 1, 1)], ids=str)
+@pytest.mark.parametrize("moments", by_default([(2, 1, 3)], [(1,), (2, 1, 3), (3, 3, 1, 1)]), ids=str)
 def test_stopped_and_started_again_ends_in_the_same_table(table, moments, tmp_path):
     for moment in moments:
         calls = []
@@ -132,6 +133,7 @@ def test_progress_counts_every_step_once(tmp_path):
     assert done[-1] == 6 * 2 + 3 * 2 + 2 * 4
 
 
+@pytest.mark.slow
 def test_tpe_goes_by_batches(tmp_path):
     config = dataclasses.replace(CONFIG, sampler="tpe", batch=3, halvings=0)
     rows = run_search(tmp_path, config)

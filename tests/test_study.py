@@ -177,6 +177,7 @@ def test_trials_that_another_worker_took_first_are_asked_for_again(tmp_path, mon
     assert study.finished()
 
 
+@pytest.mark.slow
 def test_tpe_learns_from_what_is_done(tmp_path):
     study = open_study(tmp_path, slots=60, space={"l2": (1e-8, 1e-2)}, sampler="tpe")
     while claims := study.claim(10):

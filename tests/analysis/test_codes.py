@@ -267,7 +267,7 @@ def pick(tasks, key):
     return tasks.pick(key)
 
 
-@pytest.mark.parametrize("changes", [{}, {"tail": TAIL}], ids=["plain", "joint"])
+@pytest.mark.parametrize("changes", [{}, pytest.param({"tail": TAIL}, marks=pytest.mark.slow)], ids=["plain", "joint"])
 def test_collected_codes_are_those_of_adaptation(tmp_path, changes):
     """Task by task, on the tasks of evaluation, class by class in order; also behind a tail."""
     subject, bench = subject_and_bench(tmp_path, **changes)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.marks import by_default
 from helpers.small import (
     DIM,
     adapt,
@@ -91,7 +92,7 @@ def support_of(tasks, seed_key, index):
 # Paths
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(["deep decoder"], KINDS))
 def test_codes_descend_through_the_decoder(kind, float64):
     """From the mean code to the adapted one, a gradient at a time."""
     learner, support = shake(make_learner(**{**SIZES, **KINDS[kind]})), make_batch(counts=(2, 1, 3))
@@ -104,7 +105,7 @@ def test_codes_descend_through_the_decoder(kind, float64):
     assert np.abs(np.diff(ours, axis=0)).max((1, 2)).min() > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["linear", "limited"])
+@pytest.mark.parametrize("kind", by_default(["limited"], ["linear", "limited"]))
 def test_weights_of_leo_descend_from_those_decoded(kind, float64):
     learner, support = shake(make_learner(**{**SIZES, **KINDS[kind]})), make_batch(counts=(2, 1, 3))
     ours, adaptation = jax.jit(weight_path)(learner, support), adapt(learner, support)
@@ -177,6 +178,7 @@ def test_the_walk_is_over_the_tasks_of_evaluation():
     assert not np.allclose(walk(right_answers, learner, episodes, 4, 7), ours)
 
 
+@pytest.mark.slow
 def test_the_walk_does_not_depend_on_how_many_go_together():
     """Nor do the keys; whoever waits hears how many are done, and the host is given each block."""
     tasks, learner = SinesAndLines(2, 1), make_learner("nearest-centroid")
@@ -242,7 +244,7 @@ def test_lengths_by_hand():
     np.testing.assert_allclose(total, np.hypot(8, 16), rtol=1e-6)
 
 
-@pytest.mark.parametrize("changes", [{}, {"tail": TAIL}], ids=["plain", "joint"])
+@pytest.mark.parametrize("changes", [{}, pytest.param({"tail": TAIL}, marks=pytest.mark.slow)], ids=["plain", "joint"])
 def test_measured_lengths_by_hand(tmp_path, changes):
     """Of descent written out, on the tasks of evaluation; also behind a tail."""
     subject, bench = subject_and_bench(tmp_path, **changes)
@@ -309,7 +311,9 @@ def slopes(learner, code, width=1e-6):
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("changes", [{"width": 5}, {"from_start": True}], ids=["deep", "from a start"])
+@pytest.mark.parametrize(
+    "changes", by_default([{"width": 5}], [{"width": 5}, {"from_start": True}]), ids=["deep", "from a start"]
+)
 def test_singular_values_of_other_decoders_by_finite_differences(changes, float64):
     learner, support = shake(make_learner(**SIZES, **changes)), make_batch()
     jacobian = jax.jit(look_at_steps)(learner, support)["jacobian"]
@@ -318,6 +322,7 @@ def test_singular_values_of_other_decoders_by_finite_differences(changes, float6
     assert np.linalg.matrix_rank(expected) > 1
 
 
+@pytest.mark.slow
 def test_singular_values_of_other_decoders_are_of_each_task(tmp_path):
     subject, bench = subject_and_bench(tmp_path, width=5)
     found = measure_coverage(subject, bench, "test", 2, 3).singular_values

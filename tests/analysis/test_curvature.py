@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.marks import by_default
 from helpers.small import (
     DIM,
     adapt,
@@ -164,7 +165,7 @@ def test_whole_spectrum_leaves_rounding_out():
 # Of learners
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(["mlp"], KINDS))
 def test_curvature_in_z_is_taken_through_the_decoder(kind, float64):
     learner, support = shake(make_learner(**KINDS[kind])), make_support(kind)
     trace = adapt(learner, support).trace
@@ -177,7 +178,7 @@ def test_curvature_in_z_is_taken_through_the_decoder(kind, float64):
     assert np.nanmax(np.abs(ours[0] - ours[1])) > 1e-3 * ours[0][0]
 
 
-@pytest.mark.parametrize("kind", ["linear", "regression"])
+@pytest.mark.parametrize("kind", by_default(["linear"], ["linear", "regression"]))
 def test_curvature_in_theta_is_from_the_first_code_to_the_last_weights(kind, float64):
     learner, support = shake(make_learner(**KINDS[kind])), make_support(kind)
     adaptation = adapt(learner, support)
@@ -224,7 +225,9 @@ def test_linear_classifiers_need_no_hessian():
 # Of many tasks
 
 
-@pytest.mark.parametrize("changes", [{}, {"tail": (2, 2, 2, 8)}], ids=["plain", "joint"])
+@pytest.mark.parametrize(
+    "changes", [{}, pytest.param({"tail": (2, 2, 2, 8)}, marks=pytest.mark.slow)], ids=["plain", "joint"]
+)
 def test_measured_tasks_are_those_of_evaluation(tmp_path, changes):
     """Also behind a tail, whose features the loss is one of."""
     subject, bench = subject_and_bench(tmp_path, **changes)
@@ -263,6 +266,7 @@ def test_measured_tasks_are_those_of_evaluation(tmp_path, changes):
                 assert np.abs(expected[len(ours[index]) :]).max(initial=0) < 1e-5 * expected[0]
 
 
+@pytest.mark.slow
 def test_whole_hessians_in_theta_are_for_few_tasks_or_none(tmp_path, monkeypatch):
     monkeypatch.setattr(curvature, "WHOLE_TASKS", 2)
     subject, bench = subject_and_bench(tmp_path, network="mlp", hidden=2, layers=2, **FEW)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from helpers.marks import by_default
 from helpers.small import DIM, make_batch, make_metaset, make_subject
 from metaleo.analysis.uncertainty import (
     LEVELS,
@@ -285,7 +286,9 @@ def test_answers_of_the_means_are_those_of_evaluation(tmp_path):
     assert told["mean_confidence"] == pytest.approx(scores.calibration.confidence.sum() / told["answers"], rel=1e-4)
 
 
-@pytest.mark.parametrize("changes", [{}, {"tail": (2, 2, 2, 8)}], ids=["plain", "joint"])
+@pytest.mark.parametrize(
+    "changes", [{}, pytest.param({"tail": (2, 2, 2, 8)}, marks=pytest.mark.slow)], ids=["plain", "joint"]
+)
 def test_samples_are_adaptations_with_keys_of_their_own(tmp_path, changes):
     subject, bench = subject_and_bench(tmp_path, **changes)
     learner, index = subject.learner, 2
@@ -309,7 +312,7 @@ def test_samples_are_adaptations_with_keys_of_their_own(tmp_path, changes):
     assert found.disagreement.max() > 0
 
 
-@pytest.mark.parametrize("name", ["leo-deterministic", "meta-sgd", "nearest-centroid"])
+@pytest.mark.parametrize("name", by_default(["meta-sgd"], ["leo-deterministic", "meta-sgd", "nearest-centroid"]))
 def test_who_has_nothing_to_draw_has_no_samples(tmp_path, name):
     subject, bench = subject_and_bench(tmp_path, name)
     found = ask(subject, bench, "test", 0, 3, samples=SAMPLES, query=3)

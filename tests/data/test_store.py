@@ -1,6 +1,5 @@
 """Feature files: what is written comes back, and what is broken is refused in one line."""
 
-import contextlib
 import json
 import os
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from helpers.disks import files_no_larger_than
 from helpers.small import message
 from metaleo.data import MetaSet, load, load_sample, save
 from metaleo.data.splitting import split_classes, split_names
@@ -391,18 +391,6 @@ def test_folder_around_the_folder_that_is_meant(tmp_path):
 
 
 # A write that fails harms nothing.
-
-
-@contextlib.contextmanager
-def files_no_larger_than(size: int):
-    """A disk that is soon full."""
-    resource = pytest.importorskip("resource")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_full_disk(path):

@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 
 from helpers.small import message
+from helpers.tables import write_dataset
 from metaleo.data.tables import Table, as_label, is_table, read_table, to_metaset
 
 VECTORS = np.array([[0.5, -1, 2], [1, 0, 3], [-2, 4, 0.25], [8, 1, 1]], np.float32)
@@ -41,17 +42,6 @@ def write_columns(path, **columns):
 
 def columns():
     return {"note": NOTES, "a": VECTORS[:, 0], "label": LABELS, "b": VECTORS[:, 1], "c": VECTORS[:, 2]}
-
-
-def write_dataset(folder, table, features=None):
-    """A folder as Hugging Face's `save_to_disk` writes it."""
-    folder.mkdir(parents=True)
-    name = "data-00000-of-00001.arrow"
-    with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}], "_split": None}))
-    (folder / "dataset_info.json").write_text(json.dumps({"features": features or {}}))
-    return folder
 
 
 def as_table(labels, names=None):

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 import safetensors
-from test_pretrain import SMALL, make_images
 
+from helpers.images import CONV4, make_images
 from metaleo import data
 from metaleo.cli import main
 from metaleo.errors import BadInput
@@ -23,9 +23,9 @@ TAP = ((4, "rectified"),)
 def file():
     """A network with weights and moments of some size, that held out a quarter of its training images."""
     random = np.random.default_rng(0)
-    trained = jax.tree.map(lambda leaf: leaf + 0.3 * random.random(leaf.shape).astype(np.float32), blank(SMALL))
+    trained = jax.tree.map(lambda leaf: leaf + 0.3 * random.random(leaf.shape).astype(np.float32), blank(CONV4))
     header = {"config": {"hold_out": 0.25, "seed": 3}, "classes": [f"class{i}" for i in range(4)]}
-    return NetworkFile(Trained(*trained), SMALL, header)
+    return NetworkFile(Trained(*trained), CONV4, header)
 
 
 def features_of(path):
@@ -75,9 +75,9 @@ def test_a_second_slab_compiles_nothing(file, count_compilations):
 def test_multi_view_is_the_average_over_ten_crops(file):
     """Four corners and the centre, each also mirrored: made here by slicing and flipping pixels."""
     images = make_images(side=20).pixels[:3]
-    architecture = SMALL.__class__(**{**vars(SMALL), "share": 16 / 20})
+    architecture = CONV4.__class__(**{**vars(CONV4), "share": 16 / 20})
     (ours,) = embed_batch(file.trained, images, jax.random.key(0), architecture, TAP, "multi")
-    whole = SMALL.__class__(**{**vars(SMALL), "share": 1.0})
+    whole = CONV4.__class__(**{**vars(CONV4), "share": 1.0})
     parts = []
     for top, left in ((0, 0), (0, 4), (4, 0), (4, 4), (2, 2)):
         piece = images[:, top : top + 16, left : left + 16]
@@ -88,13 +88,13 @@ def test_multi_view_is_the_average_over_ten_crops(file):
 
 def test_a_network_that_knows_no_mirrors_sees_none(file):
     images, key = make_images(side=20).pixels[:3], jax.random.key(0)
-    shared = SMALL.__class__(**{**vars(SMALL), "share": 16 / 20})
+    shared = CONV4.__class__(**{**vars(CONV4), "share": 16 / 20})
     straight = file._replace(architecture=shared, header={"config": {"recipe": {"mirrors": False}}})
     (ours,) = embed_slab(straight, images, key, TAP, "multi")
     (both,) = embed_slab(file._replace(architecture=shared), images, key, TAP, "multi")
     assert straight.mirrors is False
     assert not np.array_equal(ours, both)
-    whole = SMALL.__class__(**{**vars(SMALL), "share": 1.0})
+    whole = CONV4.__class__(**{**vars(CONV4), "share": 1.0})
     pieces = [images[:, top : top + 16, left : left + 16] for top, left in ((0, 0), (0, 4), (4, 0), (4, 4), (2, 2))]
     parts = [embed_batch(file.trained, piece.copy(), key, whole, TAP)[0] for piece in pieces]
     np.testing.assert_allclose(ours, np.mean(parts, axis=0), rtol=2e-3, atol=1e-3)
@@ -102,8 +102,8 @@ def test_a_network_that_knows_no_mirrors_sees_none(file):
 
 def test_flat_features_average_to_pooled_ones(file):
     images, key, tap = make_images().pixels[:4], jax.random.key(0), ((3, "rectified"),)
-    (pooled,) = embed_batch(file.trained, images, key, SMALL, tap)
-    (flat,) = embed_batch(file.trained, images, key, SMALL, tap, flat=True)
+    (pooled,) = embed_batch(file.trained, images, key, CONV4, tap)
+    (flat,) = embed_batch(file.trained, images, key, CONV4, tap, flat=True)
     np.testing.assert_allclose(flat.reshape(4, -1, pooled.shape[1]).mean(1), pooled, rtol=1e-5, atol=1e-6)
 
 
@@ -197,7 +197,7 @@ def test_the_command(file, tmp_path, capsys):
         (photos / images.class_names[label]).mkdir(parents=True, exist_ok=True)
         Image.fromarray(images.pixels[row]).save(photos / images.class_names[label] / f"{row}.png")
     (photos / "class0" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    save_network(tmp_path / "network.safetensors", file.trained, SMALL, {"image_side": 18})
+    save_network(tmp_path / "network.safetensors", file.trained, CONV4, {"image_side": 18})
     out = tmp_path / "features.safetensors"
     arguments = ["embed", str(tmp_path / "network.safetensors"), "--images", str(photos), "--out", str(out)]
     main([*arguments, "--json"])
@@ -217,7 +217,7 @@ def test_the_command(file, tmp_path, capsys):
 
 
 def test_a_network_that_does_not_say_what_it_was_trained_on(file, tmp_path, capsys):
-    save_network(tmp_path / "network.safetensors", file.trained, SMALL, {})
+    save_network(tmp_path / "network.safetensors", file.trained, CONV4, {})
     with pytest.raises(SystemExit):
         main(["embed", str(tmp_path / "network.safetensors")])
     assert "--images is needed" in capsys.readouterr().err

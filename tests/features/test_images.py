@@ -1,6 +1,5 @@
 """Images of every kind become the same numbers, from every source; what is broken is named in one line."""
 
-import contextlib
 import json
 import os
 import struct
@@ -11,6 +10,7 @@ import pytest
 import safetensors.numpy
 from PIL import Image
 
+from helpers.disks import files_no_larger_than
 from helpers.small import message
 from metaleo.cli.pack import Pack
 from metaleo.features import images as module
@@ -454,18 +454,6 @@ def test_a_pack_that_is_interrupted_leaves_what_was_there(some, tmp_path, monkey
     with pytest.raises(Interrupted):
         pack(some, path, stop)
     assert [entry.read_bytes() for entry in path.parent.iterdir()] == ([before] if before else [])
-
-
-@contextlib.contextmanager
-def files_no_larger_than(size: int):
-    """A disk that is soon full."""
-    resource = pytest.importorskip("resource")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_disk_that_becomes_full(some, tmp_path):

@@ -10,40 +10,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.images import CONV4, make_images
 from metaleo.cli import main
 from metaleo.errors import BadInput
-from metaleo.features.images import PackedImages
 from metaleo.features.networks import load_network
 from metaleo.features.pretrain import Batches, Pretraining, ahead, dials, split_training
-from metaleo.features.recipes import RECIPES, Architecture, Recipe, find_recipe
+from metaleo.features.recipes import RECIPES, Recipe, find_recipe
 from metaleo.features.run import PretrainConfig, PretrainRun
 from metaleo.journal import Interrupted, read_metrics
 
-SMALL = Architecture("conv4", 0, 4, side=16, layer=4)
 QUICK = Recipe("for tests", batch=16, steps=12, keep=0.8, mixup=1.0, rotation=1.0, smoothing=0.1, average=0.9)
 
 
-def make_images(classes=(4, 5, 5), each=12, side=18, seed=0):
-    """Coloured noise: every class has its own colour."""
-    random = np.random.default_rng(seed)
-    total = sum(classes)
-    labels = np.repeat(np.arange(total), each).astype(np.int32)
-    colours = random.integers(0, 200, (total, 1, 1, 3))
-    pixels = colours[labels] + random.integers(0, 56, (len(labels), side, side, 3))
-    splits = [split for split, count in zip(("train", "val", "test"), classes, strict=True) for _ in range(count)]
-    return PackedImages(
-        labels=labels,
-        class_names=tuple(f"class{i}" for i in range(total)),
-        splits=tuple(splits),
-        names=[f"{i}.png" for i in range(len(labels))],
-        side=side,
-        channels=3,
-        pixels=pixels.astype(np.uint8),
-    )
-
-
 def make_run(folder, images=None, recipe=QUICK, reports=2, **changes):
-    config = PretrainConfig("made up", SMALL, recipe, reports=reports, **changes)
+    config = PretrainConfig("made up", CONV4, recipe, reports=reports, **changes)
     return PretrainRun(config, folder, make_images() if images is None else images)
 
 
@@ -191,7 +171,7 @@ def test_what_the_reader_says_reaches_the_trainer():
 
 
 def test_turns_are_labelled_as_they_are_turned():
-    work = Pretraining(SMALL, 4, half=False, mirrors=False, turns=True)
+    work = Pretraining(CONV4, 4, half=False, mirrors=False, turns=True)
     recipe = Recipe(least_area=1.0, colours=0.0, rotation=1.0)
     ramp = np.broadcast_to(np.arange(16, dtype=np.uint8)[None, None, :, None] * 15, (64, 16, 16, 3))
     values, quarters = work.augmented(jax.random.key(0), jnp.asarray(ramp), jax.tree.map(jnp.asarray, dials(recipe, 0)))
@@ -202,7 +182,7 @@ def test_turns_are_labelled_as_they_are_turned():
 
 
 def test_l2_pulls_weights_and_leaves_norms_alone():
-    work = Pretraining(SMALL, 4, half=False)
+    work = Pretraining(CONV4, 4, half=False)
     state = work.start(jax.random.key(0))
     before = jax.tree.map(np.array, state.network.classifier)
     images = make_images(classes=(4, 0, 0))

@@ -23,7 +23,8 @@ from metaleo.model.network import linear
 from metaleo.outer_loop import make_optimiser, meta_gradient
 from metaleo.randomness import masks, normals
 
-compiled = pytest.mark.skipif(native.library() is None, reason="there is no C++ compiler")
+compiled = pytest.mark.usefixtures("on_cores")
+slow = pytest.mark.slow
 PAPER = Shapes(6, 5, 5, 64, 640, 5, 5)
 CASES = {  # tasks, way, examples, latent, dim, latent steps, fine-tuning steps
     "a single task of the paper": (1, 5, 5, 64, 640, 5, 5),
@@ -36,15 +37,20 @@ CASES = {  # tasks, way, examples, latent, dim, latent steps, fine-tuning steps
 
 
 @compiled
-@pytest.mark.parametrize("official", [False, True])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "official"),
+    [("two classes", False), *(pytest.param(case, n % 2 == 0, marks=slow) for n, case in enumerate(CASES))],
+)
 def test_results_and_gradients(case, official):
     """Of all that is learned, and of what lies before: codes and inputs."""
     assert difference(cores(Shapes(*CASES[case])), Slopes(official, 0.4)) < 3e-5
 
 
 @compiled
-@pytest.mark.parametrize(("way", "queries", "dim"), [(5, 75, 640), (3, 13, 80), (2, 3, 16), (11, 10, 48)])
+@pytest.mark.parametrize(
+    ("way", "queries", "dim"),
+    [(2, 3, 16), *(pytest.param(*sizes, marks=slow) for sizes in ((5, 75, 640), (3, 13, 80), (11, 10, 48)))],
+)
 def test_query_loss(way, queries, dim):
     """With its gradient, accuracy, padding, and dropout drawn as elsewhere."""
     own = queries_kernels.kernel(3, way, dim, queries, QUERY)
@@ -57,6 +63,7 @@ def test_noise(stream):
     assert noise.difference(stream) < 1e-6
 
 
+@slow
 @compiled
 def test_noise_of_tasks_and_runs():
     keys = jax.random.split(jax.random.key(7), (2, 3))
@@ -76,6 +83,7 @@ def scales(raw, official):
     return inner_loop.adapt_forward(cores(shapes), Slopes(official, 0.1), *arrays)[1][0, 0]
 
 
+@slow
 @compiled
 def test_scales_far_from_zero():
     raw = np.linspace(-120, 80, 256).astype(np.float32)
@@ -85,6 +93,7 @@ def test_scales_far_from_zero():
     assert not np.isfinite(scales(np.full(256, 200, np.float32), True)).any()
 
 
+@slow
 @compiled
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_what_is_not_finite_stays_in_its_task(poison):
@@ -179,6 +188,7 @@ def test_meta_gradient(monkeypatch):
     assert close(own, expected, 3e-5)
 
 
+@slow
 @compiled
 @pytest.mark.parametrize(("dim", "latent", "kernels"), [(120, 16, 0), (128, 12, 1)])
 def test_what_vectors_do_not_divide_is_left_to_xla(dim, latent, kernels):
@@ -216,6 +226,7 @@ def test_keeping_every_feature_drops_none():
 def fresh(tmp_path, monkeypatch):
     """Where a user without a cache keeps the library; `load` is that of a new process, of which XLA hears nothing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CXX")
     monkeypatch.setattr(native.jax.ffi, "register_ffi_target", lambda *_, **__: None)
     return tmp_path / "metaleo/cores"
 
@@ -223,6 +234,7 @@ def fresh(tmp_path, monkeypatch):
 load = native.library.__wrapped__
 
 
+@slow
 @compiled
 def test_compiled_once_and_kept(fresh, monkeypatch):
     commands = []
@@ -243,6 +255,7 @@ def test_compiled_once_and_kept(fresh, monkeypatch):
     assert len(list(fresh.iterdir())) == 2
 
 
+@slow
 @compiled
 def test_nothing_is_run_from_a_folder_that_others_can_write_to(fresh):
     fresh.mkdir(parents=True)
@@ -252,7 +265,6 @@ def test_nothing_is_run_from_a_folder_that_others_can_write_to(fresh):
 
 
 def test_without_a_compiler(fresh, monkeypatch):
-    monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(fresh))
     assert load() is None
     monkeypatch.setattr(native, "library", load)

@@ -3,7 +3,6 @@
 import ctypes
 import dataclasses
 import functools
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from metaleo.model.gaussian import Slopes
 from metaleo.model.network import linear
 from metaleo.outer_loop import meta_gradient
 
+slow = pytest.mark.slow
 ORDERS = "forwards", "backwards", "uneven"
 CASES = {  # how tasks are cut, tasks, way, examples, latent, dim, latent steps, fine-tuning steps
     "four blocks": (few_runs, 2, 3, 3, 32, 128, 3, 3),
@@ -43,10 +43,8 @@ CASES = {  # how tasks are cut, tasks, way, examples, latent, dim, latent steps,
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
+def library(compiler, tmp_path_factory):
     """The kernels of some shapes, compiled for the CPU."""
-    if shutil.which("g++") is None:
-        pytest.skip("there is no C++ compiler")
     folder = tmp_path_factory.mktemp("kernels")
     prelude = (Path(__file__).parent / "on_cpu.h").read_text()
     libraries = {}
@@ -59,14 +57,14 @@ def library(tmp_path_factory):
             path = folder / f"{len(libraries)}.so"
             defined = [f"-D{name}={value!r}" for name, value in launching.constants(kernel)]
             flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", *defined]
-            subprocess.run(["g++", *flags, str(text), "-o", str(path)], check=True)
+            subprocess.run(["c++", *flags, str(text), "-o", str(path)], check=True)
             libraries[problem] = ctypes.CDLL(str(path))
         return libraries[problem]
 
     return of_kernel
 
 
-@pytest.fixture(params=ORDERS)
+@pytest.fixture(params=["forwards", *(pytest.param(order, marks=slow) for order in ORDERS[1:])])
 def launch(request, library, monkeypatch):
     """Instead of the GPU's launches, these on the CPU."""
 
@@ -91,16 +89,36 @@ def launch(request, library, monkeypatch):
     monkeypatch.setattr(launching, "has_clusters", lambda: True)
 
 
-@pytest.mark.parametrize(
-    ("case", "official"), [*((case, False) for case in CASES), ("four blocks", True), ("eight tasks", True)]
-)
-def test_results_and_gradients(launch, case, official):
+@pytest.mark.parametrize("case", [name if name == "one block" else pytest.param(name, marks=slow) for name in CASES])
+@pytest.mark.parametrize("launch", ["forwards"], indirect=True)
+def test_results_and_gradients(launch, case):
     """Of all that is learned, and of what lies before: codes and inputs."""
+    check_case(case)
+
+
+@slow
+@pytest.mark.parametrize("case", ["four blocks", "three tasks and one", "in two passes"])
+@pytest.mark.parametrize("launch", ORDERS[1:], indirect=True)
+def test_results_in_other_orders_of_threads(launch, case):
+    check_case(case)
+
+
+@slow
+@pytest.mark.parametrize("case", ["four blocks", "eight tasks"])
+@pytest.mark.parametrize("launch", ["forwards"], indirect=True)
+def test_results_with_official_scales(launch, case):
+    check_case(case, official=True)
+
+
+def check_case(case, official=False):
     way_to_cut, *sizes = CASES[case]
     assert difference(way_to_cut(Shapes(*sizes)), Slopes(official, 0.4)) < 3e-5
 
 
-@pytest.mark.parametrize(("way", "queries", "dim"), [(5, 9, 128), (3, 13, 256), (2, 3, 640)])
+@pytest.mark.parametrize(
+    ("way", "queries", "dim"),
+    [(2, 3, 128), *(pytest.param(*sizes, marks=slow) for sizes in ((3, 13, 256), (5, 9, 640)))],
+)
 def test_query_loss(launch, way, queries, dim):
     """With its gradient, accuracy, padding, and dropout drawn as elsewhere."""
     own = queries_kernels.kernel(3, way, dim, queries, QUERY)
@@ -112,6 +130,8 @@ def test_noise(launch, stream):
     assert noise.difference(stream) < 1e-6
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", ["forwards"], indirect=True)
 def test_kernels_that_go_wrong_are_not_used(launch, monkeypatch):
     way_to_cut, *sizes = CASES["one step"]
     problem = difference, way_to_cut(Shapes(*sizes)), Slopes(False, 0.1)
@@ -139,7 +159,9 @@ def test_kernels_that_go_wrong_are_not_used(launch, monkeypatch):
     trusted.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runs", "kernels"), [(1, 2), (100, 4)])
+@pytest.mark.parametrize("launch", ["forwards"], indirect=True)
 def test_meta_gradient_with_kernels(launch, monkeypatch, runs, kernels):
     """From tasks and keys to the gradient of a learner, as in every meta-step; of many runs noise and queries too."""
     own = LEO.init(jax.random.key(0), linear(128), latent=16, latent_steps=2, finetune_steps=2)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.marks import by_default
 from helpers.small import HYPER, adapt, close, logits, make_learner, meta_gradient, meta_loss, pad
 from metaleo import data
 from metaleo.checkpoint import load_model, save_model
@@ -91,7 +92,7 @@ def test_padding_changes_nothing():
     close(*(meta_gradient(joint, one, HYPER, None) for one in (padded, task)), 1e-4)
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", by_default([True], [False, True]))
 def test_meta_gradient_of_the_tail_against_finite_differences(training, float64):
     network = make_network()
     joint, (task, _) = make_joint(network), make_tasks(network)
@@ -140,6 +141,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("loose_dtypes")
 def test_train_starts_from_the_network_and_goes_on_without_it(here, capsys):
     main(["train", *SMALL, "--joint", "network.safetensors", "--steps", "2"])

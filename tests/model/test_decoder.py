@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from metaleo.devices import AXIS, in_parts
 from metaleo.model.decoder import Decoder
@@ -28,6 +29,7 @@ def test_orthogonality_and_its_gradient_are_those_of_the_paper():
             np.testing.assert_allclose(one, other, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_devices_share_the_rows_of_orthogonality():
     """The mean of what they have is the gradient, and each has a part of it; rows that cannot be shared all have."""
 

@@ -455,6 +455,7 @@ def test_kept_values_are_bounded_in_number_and_size():
     assert (len(kept), kept.bytes) == (1, 1)
 
 
+@pytest.mark.slow
 def test_programs_are_forgotten(shelf):
     with running(shelf, Limits(shapes=3, rate=1e6, burst=10**6)) as (client, desk):
         for way in range(2, 8):
