@@ -105,7 +105,7 @@ def test_padded_lengths():
     assert [padded_length(count) for count in counts] == [8, 8, 8, 16, 16, 32, 1024, 1024, 2048]
 
 
-@pytest.mark.parametrize("name", ["leo", "matching"])
+@pytest.mark.parametrize("name", by_default(["leo"], ["leo", "matching"]))
 def test_padding_changes_nothing(name):
     rows, labels = some_rows(11)
     model = model_of(name)

@@ -1,7 +1,6 @@
 """`metaleo analyse` and `metaleo report` as a user meets them."""
 
 import dataclasses
-import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,33 +12,16 @@ import pytest
 from PIL import Image
 
 from helpers.commands import fails, told
-from helpers.small import DIM, make_metaset, shake
+from helpers.runs import make_run
+from helpers.small import DIM, make_metaset
 from metaleo import data
 from metaleo.checkpoint import load_model, save_model
 from metaleo.cli import main
-from metaleo.config import SINES, Structure, TrainConfig
+from metaleo.config import SINES, Structure
 from metaleo.figures import as_label
-from metaleo.files import write_text
 from metaleo.subjects import load_subjects
 
 SMALL = Structure(dim=DIM, way=3, latent=4, latent_steps=2, finetune_steps=2, latent_step_size=0.5)
-
-
-def make_run(folder, structure, seeds=(0,), **training):
-    """A run folder as training leaves it, with learners of weights that matter."""
-    config = TrainConfig(data="features.npz", way=3, shot=2, seeds=len(seeds), structure=structure)
-    config = dataclasses.replace(config, **training)
-    for seed in seeds:
-        name = "model.safetensors" if len(seeds) == 1 else f"model-{seed}.safetensors"
-        merit = "validation_loss" if structure.noise else "validation_accuracy"
-        header = {"config": config.to_json(), "seed": seed, "step": 20 + seed, merit: 0.5 + 0.1 * seed}
-        save_model(folder / name, shake(structure.init(jax.random.key(seed)), 0.1), structure, header)
-    write_text(folder / "config.json", json.dumps(config.to_json()))
-    records = [
-        {"step": step, "seed": seed, "query_accuracy": 0.4, "validation_accuracy": 0.5, "skipped": 0}
-        for step in (10, 20) for seed in seeds
-    ]  # fmt: skip
-    write_text(folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
 
 
 @pytest.fixture
@@ -72,6 +54,7 @@ def test_codes(here, capsys):
     assert other["models"][0]["moved"] != model["moved"]
 
 
+@pytest.mark.slow
 def test_curvature_and_coverage(here, capsys):
     runs = ("leo", "generator", "sgd")
     curvature = told(capsys, "analyse", "curvature", *runs, "--tasks", "7", "--out", "c.svg")
@@ -90,6 +73,7 @@ def test_curvature_and_coverage(here, capsys):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_uncertainty_is_of_the_tasks_that_evaluate_tests(here, capsys):
     found = told(capsys, "analyse", "uncertainty", "leo", "sgd", "--tasks", "9", "--samples", "5", "--seed", "2")
     assert is_figure("uncertainty.png")

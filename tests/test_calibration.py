@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.special
 
+from helpers.marks import by_default
 from helpers.small import DIM, adapt, close, make_learner, make_metaset, make_model, shake
 from helpers.small import logits as logits_of
 from metaleo import runs
@@ -83,7 +84,7 @@ def episodes():
     return Episodes.over(make_metaset(images=12).subset("val"), way=3, shot=2, query=None)
 
 
-@pytest.mark.parametrize("name", ["leo", "nearest-centroid"])
+@pytest.mark.parametrize("name", by_default(["nearest-centroid"], ["leo", "nearest-centroid"]))
 def test_masked_shots_are_tasks_of_so_many_shots(episodes, name, count_compilations):
     """As if the task had been drawn with the first of its examples only; and one program serves any number."""
     learner, key = shake(make_learner(name, latent_steps=1, finetune_steps=1)), jax.random.key(3)
@@ -118,6 +119,7 @@ def test_learned_temperatures_lower_the_query_loss(episodes):
     np.testing.assert_allclose(np.array(found)[:, 1], 4 * quarter, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("images", "shots"), [(2, [1]), (3, [1, 2]), (30, [1, 2, 5, 10])])
 def test_shots_are_as_many_as_classes_have_examples_for(images, shots):
     episodes = Episodes.over(make_metaset(images=images).subset("val"), 3, 1, None)

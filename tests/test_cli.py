@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from helpers.commands import SMALL, fails
-from helpers.small import DIM, make_metaset
+from helpers.runs import make_run
+from helpers.small import DIM, make_metaset, make_structure
 from metaleo import data, sines_and_lines
 from metaleo.cli import main
 from metaleo.cli.train import Train
@@ -147,13 +148,11 @@ def test_bad_input_around_functions(here, capsys):
     assert "ends in .png" in fails(capsys, "plot-functions", "sines-and-lines", "--out", "figure.jpg")
     assert "--panels must be between" in fails(capsys, "plot-functions", "sines-and-lines", "--panels", "0")
     assert "nowhere does not exist" in fails(capsys, "plot-functions", "nowhere")
-    main(["train", "--data", "features.npz", "--learner", "meta-sgd", *SMALL, "--out", "run"])
-    capsys.readouterr()
+    make_run(here / "run", make_structure("meta-sgd"))
     assert "only functions can be drawn" in fails(capsys, "plot-functions", "run")
     assert "different problems" in fails(capsys, "evaluate", "run", "sines-and-lines")
     assert "--samples is for sines and lines" in fails(capsys, "evaluate", "run", "--samples", "5")
-    main(["train", "--data", "features.npz", "--learner", "meta-sgd", *SMALL, "--shot", "2", "--out", "two"])
-    capsys.readouterr()
+    make_run(here / "two", make_structure("meta-sgd"), shot=3)
     assert "trained with different --shot" in fails(capsys, "evaluate", "run", "two")
 
 
@@ -250,7 +249,7 @@ def test_nan_features(here, capsys):
 
 
 def test_wrong_feature_size(here, capsys):
-    main(["train", "--data", "features.npz", *SMALL, "--learner", "meta-sgd", "--out", "run"])
+    make_run(here / "run", make_structure("meta-sgd"))
     np.savez("wide.npz", features=np.ones((9, 4, DIM + 1)))
     capsys.readouterr()
     said = fails(capsys, "evaluate", "run", "--data", "wide.npz")

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.marks import by_default
 from helpers.small import HYPER, make_learner, make_metaset
 from metaleo import evaluation, outer_loop, population
 from metaleo.config import Structure
@@ -183,7 +182,8 @@ def test_evaluation_never_looks_at_the_scale_of_weights():
     np.testing.assert_array_equal(scores.nll, others.nll)
 
 
-@pytest.mark.parametrize("lanes", by_default([1], [1, 2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 2])
 def test_more_steps_and_other_runs_compile_nothing(lanes, count_compilations):
     training = Episodes.over(make_metaset().subset("train"), 3, 1, 4)
     validation = Episodes.over(make_metaset().subset("val"), 3, 1, None)

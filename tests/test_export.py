@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 
 import metaleo.export
+from helpers.marks import by_default
 from helpers.small import DIM, adapt, logits, make_batch, message, shake
 from metaleo.checkpoint import save_model
 from metaleo.cli import main
@@ -57,7 +58,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", by_default(["leo"], CASES))
 def test_file_agrees_with_the_learner(tmp_path, case):
     """Raw rows of any length, any number of queries."""
     learner, path = save(tmp_path, **CASES[case])
@@ -72,6 +73,7 @@ def test_file_agrees_with_the_learner(tmp_path, case):
         np.testing.assert_allclose(found, softmax(np.asarray(logits(head, query))), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_that_are_no_features_stay_as_they_are(tmp_path):
     """A recurrent network reads raw rows; its loops run in both directions, and start anew for each query."""
     gru = {"network": "gru", "hidden": 2, "channels": 4, "latent_steps": 1, "finetune_steps": 1, "from_start": True}
@@ -83,6 +85,7 @@ def test_rows_that_are_no_features_stay_as_they_are(tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_another_way_and_shot_at_its_temperature(tmp_path):
     learner, path = save(tmp_path, temperatures=[[1, 0.5], [2, 3.0]])
     assert export(path, tmp_path / "two.onnx")["temperature"] == pytest.approx(3.0)

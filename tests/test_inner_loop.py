@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.marks import by_default
 from helpers.small import DIM, adapt, close, make_batch, make_learner
 from metaleo.inner_loop import descend, descend_linear
 from metaleo.model.heads import LinearHead
@@ -26,7 +27,7 @@ def test_each_step_sees_its_own_noise():
 
 
 @pytest.mark.parametrize("draws", [1, 3])
-@pytest.mark.parametrize("counts", [(1, 1, 1), (1, 4, 2)])
+@pytest.mark.parametrize("counts", by_default([(1, 4, 2)], [(1, 1, 1), (1, 4, 2)]))
 def test_linear_descent_is_descent(draws, counts, float64):
     """Values, losses and gradients with respect to everything: the start, the step sizes and the inputs."""
     support = make_batch(counts=counts)
@@ -72,7 +73,8 @@ def test_long_gradients_are_shortened_and_short_ones_are_not():
     assert jnp.isfinite(jax.jacobian(after_a_step)(jnp.zeros(2))).all()
 
 
-@pytest.mark.parametrize("name", ["leo", "maml", "meta-sgd", "reptile"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", by_default(["leo", "maml"], ["leo", "maml", "meta-sgd", "reptile"]))
 def test_every_learner_of_networks_keeps_to_its_limit(name):
     """With the limit so low that it binds, adaptation ends elsewhere."""
     mlp = {"network": "mlp", "hidden": 3, "layers": 2, "from_start": True}

@@ -24,6 +24,7 @@ from helpers.small import (
     meta_loss,
     pad,
     shake,
+    stack,
 )  # fmt: skip
 from metaleo.config import ABLATIONS, UNTRAINED
 from metaleo.tasks import Batch, Task
@@ -97,7 +98,7 @@ def test_padding_changes_nothing(name, rows):
 @every_learner
 def test_result_does_not_depend_on_the_meta_batch(name):
     learner = make_learner(name)
-    tasks = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[make_task(seed) for seed in range(4)])
+    tasks = stack([make_task(seed) for seed in range(4)])
     keys = jax.random.split(jax.random.key(0), 4)
     batched, _ = jax.jit(jax.vmap(learner.meta_loss, (0, None, 0)))(tasks, HYPER, keys)
     for index in range(4):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from helpers.marks import by_default
 from metaleo.randomness import FACTORS, masks, normals, words
 
 SIZE = 2**18
@@ -166,7 +167,7 @@ def test_the_series_are_cosine_and_sine():
     np.testing.assert_allclose(one**2 + other**2, -2 * np.log(lengths), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (2, 0)])
+@pytest.mark.parametrize("shape", by_default([(5, 7)], [(), (1,), (3,), (5, 7), (2, 0)]))
 def test_any_shape(shape):
     values = normals(KEY, shape)
     assert values.shape == shape
@@ -175,6 +176,7 @@ def test_any_shape(shape):
     assert words(KEY, shape).shape == masks(KEY, 0.5, shape).shape == shape
 
 
+@pytest.mark.slow
 def test_odd_numbers_of_normals_lose_only_the_last():
     np.testing.assert_array_equal(normals(KEY, (6,))[:5], normals(KEY, (5,)))
 

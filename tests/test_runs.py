@@ -107,6 +107,7 @@ def test_seeds_side_by_side_are_the_seeds_alone(tmp_path, whole):
     assert len(read_metrics(tmp_path / "both" / "metrics.jsonl")) == 2 * 3
 
 
+@pytest.mark.slow
 def test_features_left_on_the_disk_train_the_same(tmp_path, whole, monkeypatch):
     """A file larger than memory: rows are fetched from the map, inside the compiled loop."""
     monkeypatch.setattr(rows, "memory_bytes", lambda: 0)

@@ -19,6 +19,7 @@ from helpers.marks import by_default
 from helpers.small import DIM, HYPER, kill_until_done, make_metaset
 from metaleo import data, outer_loop, search
 from metaleo.cli import main
+from metaleo.cli.train import Train
 from metaleo.config import Structure, TrainConfig
 from metaleo.search import Search, SearchConfig, importances, rows_of, rungs, split_draw, write_results
 from metaleo.study import Study
@@ -68,6 +69,7 @@ def test_the_better_half_goes_on(table):
         assert min(went_on) >= max(stopped)
 
 
+@pytest.mark.slow
 def test_a_trial_is_an_ordinary_run(table):
     """The best trial again, by itself, with nothing of the search around it."""
     best = table[0]
@@ -87,7 +89,8 @@ def test_a_trial_is_an_ordinary_run(table):
     np.testing.assert_allclose(state.best_merit, best["accuracy"], atol=1e-3)
 
 
-@pytest.mark.parametrize("lanes", by_default([6], [1, 6]))
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 6])
 def test_lanes_do_not_matter(table, lanes, tmp_path):
     for row, other in zip(run_search(tmp_path, lanes=lanes), table, strict=True):
         assert row["trial"] == other["trial"]
@@ -179,11 +182,9 @@ def test_command(here, capsys):
     assert not (here / "search/population.safetensors").exists()
     main(["search", *SMALL, "--json"])  # nothing left to do
     assert json.loads(capsys.readouterr().out) == rows
-    main(["train", "--data", "features.npz", "--way", "3", "--query", "4", "--steps", "2", "--preset",
-          "search/best.json", "--out", "run", "--json", "--validation-tasks", "4"])  # fmt: skip
-    config = json.loads(capsys.readouterr().out)["config"]
-    assert config["structure"]["learner"] == "meta-sgd"
-    assert config["hyper"]["keep"] == rows[0]["draw"]["keep"]
+    best = Train(preset="search/best.json").resolve(DIM)
+    assert best.structure.learner == "meta-sgd"
+    assert best.hyper.keep == rows[0]["draw"]["keep"]
 
 
 @pytest.mark.parametrize(

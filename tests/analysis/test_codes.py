@@ -302,6 +302,7 @@ def test_labels_are_the_classes_of_the_rows(tmp_path):
     assert len(np.unique(codes.labels)) == 5
 
 
+@pytest.mark.slow
 def test_a_code_of_a_function_is_labelled_by_its_family(tmp_path):
     subject, bench = subject_and_bench(
         tmp_path, dim=1, network="mlp", hidden=3, layers=2, codes="task", noise=0.3, width=5, limit=5.0
@@ -351,6 +352,7 @@ def test_too_few_classes_are_refused(tmp_path):
     assert "the test split has 5" in message(lambda: collect_codes(subject, bench, "test", 0, 20))
 
 
+@pytest.mark.slow
 def test_a_code_for_all_classes_is_of_no_class(tmp_path):
     """One line, not codes with the labels of others."""
     subject, bench = subject_and_bench(tmp_path, network="mlp", hidden=2, layers=2, codes="task")

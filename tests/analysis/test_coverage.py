@@ -105,6 +105,7 @@ def test_codes_descend_through_the_decoder(kind, float64):
     assert np.abs(np.diff(ours, axis=0)).max((1, 2)).min() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", by_default(["limited"], ["linear", "limited"]))
 def test_weights_of_leo_descend_from_those_decoded(kind, float64):
     learner, support = shake(make_learner(**{**SIZES, **KINDS[kind]})), make_batch(counts=(2, 1, 3))
@@ -116,6 +117,7 @@ def test_weights_of_leo_descend_from_those_decoded(kind, float64):
     close(ours, expected, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["maml", "meta-sgd", "reptile"])
 def test_weights_descend_from_the_learned_start(name, float64):
     learner, support = shake(make_learner(name, finetune_steps=3)), make_batch(counts=(2, 1, 3))
@@ -125,6 +127,7 @@ def test_weights_descend_from_the_learned_start(name, float64):
     close(ours[-1], adapt(learner, support).head.weights, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "deep decoder"])
 def test_every_point_of_a_path_is_decoded(kind):
     learner = shake(make_learner(**KINDS[kind]))
@@ -135,6 +138,7 @@ def test_every_point_of_a_path_is_decoded(kind):
         close(ours, np.asarray(codes) @ np.asarray(learner.decoder.to_mean), 1e-6)
 
 
+@pytest.mark.slow
 def test_a_tail_is_opened():
     """The learner behind it, and the support set as that one sees it; any other learner is itself."""
     joint, support = shake(make_learner(tail=TAIL)), make_batch()
@@ -169,6 +173,7 @@ def right_answers(learner, task, key):
     return right.sum().astype(jnp.float32) / task.query.mask.sum().astype(jnp.float32)
 
 
+@pytest.mark.slow
 def test_the_walk_is_over_the_tasks_of_evaluation():
     learner, episodes = make_learner(), make_episodes()
     scores = evaluate(learner, episodes, 3, 7)
@@ -217,6 +222,7 @@ def test_a_model_that_diverges_is_refused():
     np.testing.assert_array_equal(walk(look, learner, tasks, 1, 4, at_once=2)["number"], np.ones(4))
 
 
+@pytest.mark.slow
 def test_labelled_tasks_are_the_same_tasks():
     """A code's rows are those of its class's examples, and its label the first of them; a function's is its family."""
     episodes, key = make_episodes(), jax.random.key(4)
@@ -244,6 +250,7 @@ def test_lengths_by_hand():
     np.testing.assert_allclose(total, np.hypot(8, 16), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, pytest.param({"tail": TAIL}, marks=pytest.mark.slow)], ids=["plain", "joint"])
 def test_measured_lengths_by_hand(tmp_path, changes):
     """Of descent written out, on the tasks of evaluation; also behind a tail."""
@@ -265,6 +272,7 @@ def test_measured_lengths_by_hand(tmp_path, changes):
             np.testing.assert_allclose(found.total[kind][index], np.linalg.norm(path[-1] - path[0]), rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [

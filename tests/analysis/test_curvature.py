@@ -190,6 +190,7 @@ def test_curvature_in_theta_is_from_the_first_code_to_the_last_weights(kind, flo
     assert np.nanmax(np.abs(ours[0] - ours[1])) > 1e-3 * ours[0][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("meta-sgd", "linear"), ("meta-sgd", "regression"), ("maml", "mlp")])
 def test_curvature_of_descent_from_a_start(name, kind, float64):
     changes = {change: value for change, value in KINDS[kind].items() if change != "width"}
@@ -200,6 +201,7 @@ def test_curvature_of_descent_from_a_start(name, kind, float64):
         agree(values, whole)
 
 
+@pytest.mark.slow
 def test_padding_has_no_curvature(float64):
     learner, support = shake(make_learner()), make_support("linear")
     for look in (look_in_z, look_in_theta):
@@ -225,6 +227,7 @@ def test_linear_classifiers_need_no_hessian():
 # Of many tasks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{}, pytest.param({"tail": (2, 2, 2, 8)}, marks=pytest.mark.slow)], ids=["plain", "joint"]
 )
@@ -331,6 +334,7 @@ def test_theta_alone_is_compared_with_nothing():
     assert told["numbers"] == {"theta": 10}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_the_scale_of_codes_is_free():
     """Codes c times longer, a decoder c times shorter, steps c² times longer: the same classifier, other curvature."""

@@ -286,6 +286,7 @@ def test_answers_of_the_means_are_those_of_evaluation(tmp_path):
     assert told["mean_confidence"] == pytest.approx(scores.calibration.confidence.sum() / told["answers"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{}, pytest.param({"tail": (2, 2, 2, 8)}, marks=pytest.mark.slow)], ids=["plain", "joint"]
 )
@@ -312,6 +313,7 @@ def test_samples_are_adaptations_with_keys_of_their_own(tmp_path, changes):
     assert found.disagreement.max() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", by_default(["meta-sgd"], ["leo-deterministic", "meta-sgd", "nearest-centroid"]))
 def test_who_has_nothing_to_draw_has_no_samples(tmp_path, name):
     subject, bench = subject_and_bench(tmp_path, name)
@@ -325,6 +327,7 @@ def test_who_has_nothing_to_draw_has_no_samples(tmp_path, name):
 # Functions
 
 
+@pytest.mark.slow
 def test_functions_by_hand(tmp_path):
     """Error of the mean against the curve, spread, and coverage by the quantiles of functions and noise."""
     subject, bench = subject_and_bench(tmp_path, **FUNCTIONS)

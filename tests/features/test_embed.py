@@ -86,6 +86,7 @@ def test_multi_view_is_the_average_over_ten_crops(file):
     np.testing.assert_allclose(ours, np.mean(parts, axis=0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_network_that_knows_no_mirrors_sees_none(file):
     images, key = make_images(side=20).pixels[:3], jax.random.key(0)
     shared = CONV4.__class__(**{**vars(CONV4), "share": 16 / 20})

@@ -49,6 +49,7 @@ def test_shapes_and_layers_of_the_papers_network():
     assert all(len(group) == 4 for group in backbone.groups)
 
 
+@pytest.mark.slow
 def test_layer_21_is_the_second_block_of_the_third_group():
     """Its features are what the third block of that group is given after its first norm and ReLU."""
     backbone = WideResNet.init(jax.random.key(0), depth=28, width=1)
@@ -104,6 +105,7 @@ def test_a_block_equals_an_independent_computation(stride, float64):
     np.testing.assert_allclose(ours, change + around, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_running_moments_take_the_place_of_the_batchs():
     backbone = SMALL.init(jax.random.key(0))
     images = jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
@@ -138,6 +140,7 @@ def test_mixing_pairs_the_two_ends_of_a_batch():
     np.testing.assert_array_equal(Pass(mixing=jnp.array([0.75, 1.0, 1.0])).mix(1, values), values)
 
 
+@pytest.mark.slow
 def test_a_conv4_halves_four_times():
     architecture = ARCHITECTURES["conv-4"]
     backbone = architecture.init(jax.random.key(0))

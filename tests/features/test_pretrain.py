@@ -84,6 +84,7 @@ def test_streamed_images_give_the_same_weights(left_alone, tmp_path, monkeypatch
     assert_same(train(run), left_alone[1])
 
 
+@pytest.mark.slow
 def test_it_learns_colours(tmp_path):
     recipe = Recipe("for tests", batch=16, steps=60, learning_rate=0.05, drops=(), keep=1.0, colours=0.0)
     run = make_run(tmp_path, recipe=recipe, hold_out=0.25)
@@ -170,6 +171,7 @@ def test_what_the_reader_says_reaches_the_trainer():
     assert list(ahead(iter(range(7)))) == list(range(7))
 
 
+@pytest.mark.slow
 def test_turns_are_labelled_as_they_are_turned():
     work = Pretraining(CONV4, 4, half=False, mirrors=False, turns=True)
     recipe = Recipe(least_area=1.0, colours=0.0, rotation=1.0)

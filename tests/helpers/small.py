@@ -1,6 +1,7 @@
 """Small problems that every test can afford: eight numbers per example, made up but separable."""
 
 import dataclasses
+import functools
 import subprocess
 from pathlib import Path
 
@@ -26,7 +27,12 @@ HYPER = Hyper(learning_rate=1e-2, kl=0.1, encoder_penalty=0.1, l2=1e-3, orthogon
 
 def make_learner(name="leo", way=3, seed=0, **changes):
     """A learner with weights of a size that matters, so that no term of a loss hides behind another."""
-    return make_structure(name, way, **changes).init(jax.random.key(seed))
+    return initialise(make_structure(name, way, **changes), jax.random.key(seed))
+
+
+@functools.partial(jax.jit, static_argnames="structure")
+def initialise(structure, key):
+    return structure.init(key)
 
 
 def make_structure(name="leo", way=3, **changes):
@@ -38,13 +44,15 @@ def make_structure(name="leo", way=3, **changes):
 def make_model(name="leo", way=3, header=None, **changes):
     """As from a model file, of a learner away from its symmetric start."""
     structure = make_structure(name, way, **changes)
-    return Model(shake(structure.init(jax.random.key(0))), structure, {} if header is None else header)
+    return Model(shake(initialise(structure, jax.random.key(0))), structure, {} if header is None else header)
 
 
 def shake(learner, size=0.3, seed=0):
     """The same learner away from its symmetric start, as after some training."""
     random = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: leaf + jnp.asarray(size * random.normal(size=leaf.shape), leaf.dtype), learner)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(np.asarray(leaf) + size * random.normal(size=leaf.shape), leaf.dtype), learner
+    )  # added by NumPy, which compiles nothing
 
 
 def make_batch(seed=0, counts=(2, 2, 2)):
@@ -53,7 +61,12 @@ def make_batch(seed=0, counts=(2, 2, 2)):
     labels = np.repeat(np.arange(len(counts)), counts)
     inputs = np.eye(DIM)[labels] + 0.5 * random.normal(size=(len(labels), DIM))
     inputs /= np.linalg.norm(inputs, axis=1, keepdims=True)
-    return labelled(jnp.asarray(inputs, jnp.zeros(()).dtype), labels, len(counts))
+    dtype = jax.dtypes.canonicalize_dtype(np.float64)
+    return Batch(
+        jnp.asarray(inputs, dtype),
+        jnp.asarray(np.eye(len(counts))[labels], dtype),
+        jnp.asarray(np.ones(len(labels), bool)),
+    )  # as `labelled` makes it, but compiling nothing
 
 
 def make_task(seed=0, way=3, shot=2, query=4):
@@ -62,13 +75,18 @@ def make_task(seed=0, way=3, shot=2, query=4):
 
 def pad(batch: Batch, rows: int) -> Batch:
     """The same batch with rows of rubbish behind the mask."""
-    rubbish = 7 * jnp.ones((rows, batch.inputs.shape[1]), batch.inputs.dtype)
-    first = jnp.zeros((rows, batch.way), batch.targets.dtype).at[:, 0].set(1)
+    rubbish = np.full((rows, batch.inputs.shape[1]), 7)
+    first = np.tile(np.eye(batch.way)[0], (rows, 1))
     return Batch(
-        jnp.concatenate([batch.inputs, rubbish]),
-        jnp.concatenate([batch.targets, first]),
-        jnp.concatenate([batch.mask, jnp.zeros(rows, bool)]),
+        jnp.asarray(np.concatenate([batch.inputs, rubbish]), batch.inputs.dtype),
+        jnp.asarray(np.concatenate([batch.targets, first]), batch.targets.dtype),
+        jnp.asarray(np.concatenate([batch.mask, np.zeros(rows, bool)])),
     )
+
+
+def stack(trees):
+    """Trees of arrays as one tree with a leading axis; by NumPy, which compiles nothing."""
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees)
 
 
 def make_metaset(classes=(8, 5, 5), images=12, seed=0) -> MetaSet:
@@ -88,7 +106,7 @@ def make_subject(folder, structure, metaset=None, shot=2):
         config = dataclasses.replace(config, data="sines-and-lines")
     else:
         data.save(make_metaset() if metaset is None else metaset, config.data)
-    model = Model(shake(structure.init(jax.random.key(0))), structure, {})
+    model = Model(shake(initialise(structure, jax.random.key(0))), structure, {})
     subject = Subject(structure.learner, folder, Path("run/model.safetensors"), model, config)
     return subject, Bench([subject])
 

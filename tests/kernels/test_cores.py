@@ -46,6 +46,7 @@ def test_results_and_gradients(case, official):
     assert difference(cores(Shapes(*CASES[case])), Slopes(official, 0.4)) < 3e-5
 
 
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize(
     ("way", "queries", "dim"),
@@ -131,6 +132,7 @@ def in_a_row(gradients, by_kernels):
     return directions, state
 
 
+@pytest.mark.slow
 @compiled
 @pytest.mark.usefixtures("loose_dtypes")
 def test_optimiser():
@@ -206,6 +208,7 @@ def test_when_they_are_used():
         assert cores(dataclasses.replace(PAPER, **change)) is None, change
 
 
+@pytest.mark.slow
 @compiled
 def test_keeping_every_feature_drops_none():
     assert masks(jax.random.key(0), 1.0, (1000,)).all()

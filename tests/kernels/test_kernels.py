@@ -193,6 +193,7 @@ def test_arrays_that_are_too_long_are_launched_in_parts(monkeypatch):
     launching.launcher.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(0, 0, None), (0, None, None), (0, 0, 0), (0, None, 0)])
 def test_runs_and_tables_that_are_mapped_over(monkeypatch, axes):
     """All runs are launched at once, with the one table they share or with all of theirs, one below the other."""

@@ -23,6 +23,7 @@ from helpers.small import (
     meta_gradient,
     meta_loss,
     shake,
+    stack,
 )
 from metaleo.learners import LEO, Hyper, MetaSGD
 from metaleo.learners.leo import Noise
@@ -66,7 +67,8 @@ def disguised(dim):
 # The classification learner is the general one
 
 
-@pytest.mark.parametrize("training", by_default([True], [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [False, True])
 def test_shorter_ways_for_the_linear_classifier_change_no_number(training):
     """Latent steps through Dᵀ and fine-tuning through inner products, against Algorithm 1 as it is written."""
     short = shake(make_learner(way=WAY), 0.1)
@@ -87,7 +89,8 @@ def side_by_side(matrix, way):
     return jnp.kron(jnp.eye(way), matrix)
 
 
-@pytest.mark.parametrize("training", by_default([True], [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [False, True])
 def test_one_code_with_a_linear_head_is_the_classification_learner(training):
     """One code of all classes' codes side by side, from the prior: the same heads, losses and meta-gradients.
 
@@ -139,7 +142,7 @@ def test_the_encoder_of_one_code_is_that_of_a_task_with_one_class():
     classes = make_learner(way=1)
     ignoring = Encoder(jnp.concatenate([classes.encoder.weight, jnp.zeros((1, 4))]))
     one = dataclasses.replace(classes, encoder=ignoring, network=generated_linear(1))
-    codes = [leo.encode(support, Noise()) for leo in (one, classes)]
+    codes = [jax.jit(lambda leo: leo.encode(support, Noise()))(leo) for leo in (one, classes)]
     close(*codes)
     assert jnp.any(codes[0].mean)
 
@@ -147,7 +150,8 @@ def test_the_encoder_of_one_code_is_that_of_a_task_with_one_class():
 def test_the_encoder_of_one_code_sees_targets():
     leo, support = make("regression"), task_of("regression").support
     other = Batch(support.inputs, support.targets + 1, support.mask)
-    assert np.abs(leo.encode(support, Noise()).mean - leo.encode(other, Noise()).mean).max() > 1e-4
+    codes = [jax.jit(lambda support: leo.encode(support, Noise()).mean)(one) for one in (support, other)]
+    assert np.abs(codes[0] - codes[1]).max() > 1e-4
 
 
 # Laws that hold for every network
@@ -168,7 +172,7 @@ def test_meta_gradient_against_finite_differences(kind, training, float64):
     check_meta_gradient(shake(make(kind), 0.05), task, hyper, key, rtol=2e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", by_default(["regression", "mlp-per-class"], KINDS))
+@pytest.mark.parametrize("kind", by_default(["mlp-per-class"], KINDS))
 def test_padding_and_order_change_nothing(kind):
     leo, task = make(kind), task_of(kind)
     support = task.support
@@ -179,18 +183,19 @@ def test_padding_and_order_change_nothing(kind):
     close(*(logits(head, task.query.inputs) for head in heads), 1e-4)
 
 
-@pytest.mark.parametrize("kind", by_default(["regression-from-start"], KINDS))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_meta_batch_is_its_tasks(kind):
     leo, keys = make(kind), jax.random.split(KEY, 3)
     tasks = [task_of(kind, seed) for seed in range(3)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *tasks)
+    stacked = stack(tasks)
     batched, _ = jax.jit(jax.vmap(leo.meta_loss, (0, None, 0)))(stacked, HYPER, keys)
     close(
         batched, jnp.stack([meta_loss(leo, task, HYPER, key)[0] for task, key in zip(tasks, keys, strict=True)]), 1e-4
     )
 
 
-@pytest.mark.parametrize("kind", by_default(["regression", "gru-per-class"], KINDS))
+@pytest.mark.parametrize("kind", by_default(["regression"], KINDS))
 def test_inner_steps_fit_the_support_set(kind):
     leo = dataclasses.replace(make(kind), latent_steps=5)
     leo = eqx.tree_at(lambda leo: leo.latent_step_size, leo, jnp.full(4, 0.02))
@@ -244,23 +249,21 @@ def test_several_samples_are_judged_together():
 
 def test_a_key_alone_samples_but_drops_nothing():
     leo, support = make_learner(way=WAY), make_batch()
-    noise = leo.draw_noise(support, None, KEY)
+    noise = jax.eval_shape(leo.draw_noise, support, None, KEY)
     assert noise.encoder_mask is None
     assert noise.code is not None
-    heads = [leo.adapt(support, None, key).head.weights for key in (KEY, KEY, jax.random.key(1))]
+    sample = jax.jit(lambda learner, key: learner.adapt(support, None, key).head.weights)
+    heads = [sample(leo, key) for key in (KEY, KEY, jax.random.key(1))]
     close(heads[0], heads[1])
     assert np.abs(heads[0] - heads[2]).max() > 1e-3
     deterministic = make_learner("leo-deterministic", WAY)
-    close(deterministic.adapt(support, None, KEY).head.weights, deterministic.adapt(support).head.weights)
-    close(
-        make_learner("maml", WAY).adapt(support, None, KEY).head.weights,
-        make_learner("maml", WAY).adapt(support).head.weights,
-    )
+    for learner in (deterministic, make_learner("maml", WAY)):
+        close(sample(learner, KEY), adapt(learner, support).head.weights)
 
 
 def test_real_inputs_are_never_dropped():
     leo, support = make("regression"), task_of("regression").support
-    assert leo.draw_noise(support, HYPER, KEY).encoder_mask is None
+    assert jax.eval_shape(leo.draw_noise, support, HYPER, KEY).encoder_mask is None
 
 
 # Bad input
@@ -269,10 +272,12 @@ def test_real_inputs_are_never_dropped():
 def test_targets_of_the_wrong_shape():
     leo, task = make("regression"), task_of("regression")
     wide = Batch(task.support.inputs, jnp.tile(task.support.targets, (1, 2)), task.support.mask)
-    assert "targets of shape (2)" in message(lambda: leo.adapt(wide))
-    assert "targets of shape (2)" in message(lambda: leo.meta_loss(Task(task.support, wide), Hyper(), None))
+    assert "targets of shape (2)" in message(lambda: jax.eval_shape(lambda: leo.adapt(wide).head))
+    assert "targets of shape (2)" in message(
+        lambda: jax.eval_shape(lambda: leo.meta_loss(Task(task.support, wide), Hyper(), None))
+    )
     sgd = MetaSGD.init(named("mlp", 1, hidden=5, layers=3, channels=1, targets=1, noise=0.3))
-    assert "targets of shape (2)" in message(lambda: sgd.adapt(wide))
+    assert "targets of shape (2)" in message(lambda: jax.eval_shape(lambda: sgd.adapt(wide).head))
 
 
 def test_learners_without_a_network_to_choose():

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.marks import by_default
 from helpers.small import HYPER, adapt, close, logits, make_learner, meta_gradient, meta_loss, pad
 from metaleo import data
 from metaleo.checkpoint import load_model, save_model
@@ -78,6 +77,7 @@ def test_is_the_plain_learner_on_the_networks_features():
     close(logits(heads[0], flat.query.inputs), logits(heads[1], plain.query.inputs), 1e-4)
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_tail_and_not_its_moments():
     network = make_network()
     gradient = meta_gradient(make_joint(network), make_tasks(network)[0], HYPER, jax.random.key(0))
@@ -85,6 +85,7 @@ def test_gradients_reach_the_tail_and_not_its_moments():
     assert all(leaf.any() for leaf in jax.tree.leaves((gradient.tail.stage, gradient.learner)))
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing():
     network = make_network()
     joint, (task, _) = make_joint(network), make_tasks(network)
@@ -92,7 +93,8 @@ def test_padding_changes_nothing():
     close(*(meta_gradient(joint, one, HYPER, None) for one in (padded, task)), 1e-4)
 
 
-@pytest.mark.parametrize("training", by_default([True], [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [False, True])
 def test_meta_gradient_of_the_tail_against_finite_differences(training, float64):
     network = make_network()
     joint, (task, _) = make_joint(network), make_tasks(network)

@@ -52,9 +52,9 @@ def test_random_prior_has_no_encoder_and_starts_from_nothing():
     assert not adaptation.trace.code.any()
     assert adaptation.trace.adapted_code.any()
     keys = jax.random.split(jax.random.key(0), 2000)
-    codes = jax.vmap(lambda key: learner.draw_noise(SUPPORT, HYPER, key).code)(keys)
+    codes = jax.jit(jax.vmap(lambda key: learner.draw_noise(SUPPORT, HYPER, key).code))(keys)
     np.testing.assert_allclose([codes.mean(), codes.std()], [0, 1], atol=0.02)
-    sampled = learner.adapt(SUPPORT, HYPER, keys[0]).trace
+    sampled = jax.jit(lambda key: learner.adapt(SUPPORT, HYPER, key).trace)(keys[0])
     close(sampled.code, codes[0])  # the prior itself: mean 0, scale 1
 
 

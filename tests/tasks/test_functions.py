@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
+from helpers.marks import by_default
 from helpers.small import message, pad
 from metaleo.tasks.functions import (
     Curve,
@@ -161,7 +162,7 @@ def test_values_of_a_curve(sine, scale, shift):
 # Least squares
 
 
-@pytest.mark.parametrize("count", [5, 40])
+@pytest.mark.parametrize("count", by_default([5], [5, 40]))
 def test_fit_agrees_with_numpy(drawn, count, float64):
     """Of sines and lines alike, both families, at a task's five points and at many."""
     for one_x, one_y in zip(*(part.reshape(-1, count)[:12] for part in flat(drawn[1].support)), strict=True):
@@ -226,7 +227,7 @@ def by_drawing(x, y, at):
     return means, errors
 
 
-@pytest.mark.parametrize("shot", [1, 2, 3, 5])
+@pytest.mark.parametrize("shot", by_default([3], [1, 2, 3, 5]))
 def test_posterior_agrees_with_draws_of_the_prior(shot):
     """The probability of a sine, and the mean function, within the error of half a million draws of each family."""
     at = np.array([-4.5, -2.0, 0.0, 1.5, 4.0])
@@ -253,6 +254,7 @@ def judged():
     return [np.asarray(part, np.float64) for part in jax.jit(lambda many: jax.lax.map(one, many))(keys(400))]
 
 
+@pytest.mark.slow
 def test_posterior_is_calibrated(judged):
     """Of tasks that are sines with probability p, a share p is; also among the doubtful ones."""
     sine, probability, _, _ = judged
@@ -341,6 +343,7 @@ def ambiguous():
     return find_ambiguous(TASKS, STREAM, 6, attempts=10_000)
 
 
+@pytest.mark.slow
 def test_ambiguous_tasks_are_explained_by_both(ambiguous):
     """By NumPy: the best sine and the best line are within 0.3 RMS, and draws of the prior are of both families."""
     assert len(ambiguous) == 6
@@ -352,6 +355,7 @@ def test_ambiguous_tasks_are_explained_by_both(ambiguous):
         assert 0.25 - 4.5 * errors[0] - 2e-3 <= means[0] <= 0.75 + 4.5 * errors[0] + 2e-3
 
 
+@pytest.mark.slow
 def test_the_first_of_the_stream_are_found(ambiguous):
     """In order, and none is left out before the last."""
     stream = jax.vmap(lambda i: jax.random.fold_in(STREAM, i))(jnp.arange(10_000))
@@ -364,6 +368,7 @@ def test_the_first_of_the_stream_are_found(ambiguous):
     assert found == candidates
 
 
+@pytest.mark.slow
 def test_more_ambiguous_tasks_than_there_are():
     """Then as many as there are: with twenty points hardly any."""
     found = find_ambiguous(SinesAndLines(20, 1), STREAM, 1000, attempts=10_000)

@@ -117,6 +117,7 @@ def test_drawings(client):
     refused(adapt(client, examples=None), 422, "either examples or drawings")
 
 
+@pytest.mark.slow
 def test_the_last_functions_are_those_of_the_regressor(client):
     answer = client.post("/api/functions", json={"points": POINTS, "functions": 40, "seed": 3}).json()
     regressor = LEORegressor(n_functions=40, random_state=3).fit([p[:1] for p in POINTS], [p[1] for p in POINTS])
