@@ -1,6 +1,6 @@
 """Meta-training rates of MAML and Meta-SGD beside the same work through TorchOpt (PyTorch), on the CPU.
 
-    pip install torch torchopt
+    pip install ".[bench]"
     python benchmarks/against_torchopt.py               # 1-shot and 5-shot
     python benchmarks/against_torchopt.py --no-compile  # without torch.compile, which needs a C++ compiler
 
@@ -24,6 +24,7 @@ Prints JSON. Rates are medians over rounds, where each way takes its turn; compi
 """
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import json
@@ -40,6 +41,7 @@ import numpy as np
 
 from metaleo.data import load_sample
 from metaleo.learners import MAML, Hyper, Learner, MetaSGD
+from metaleo.model.network import linear
 from metaleo.outer_loop import advance, make_optimiser, meta_gradient, start
 from metaleo.tasks import Episodes, Task
 
@@ -199,7 +201,11 @@ def main() -> None:
     ways = [recipe, vmap, stacked, *([compiled] if options.compile else [])]
     weights = 0.1 * jax.random.normal(jax.random.key(0), (WAY, load_sample().dim))
     sizes = STEP_SIZE * jax.random.uniform(jax.random.key(3), weights.shape, minval=0.5, maxval=1.5)
-    learners = [MAML(weights, STEP_SIZE, STEPS, False), MetaSGD(weights, sizes, STEPS)]
+    network = linear(weights.shape[1])
+    learners = [
+        dataclasses.replace(MAML.init(network, way=WAY, step_size=STEP_SIZE, num_steps=STEPS), start=weights),
+        dataclasses.replace(MetaSGD.init(network, way=WAY, num_steps=STEPS), start=weights, step_size=sizes),
+    ]
     cases = itertools.product(learners, options.shots)
     result: dict[str, Any] = {module.__name__: module.__version__ for module in (jax, torch, torchopt)}
     result["runs"] = [measure(*c, ways, options.threads, options.steps, options.rounds) for c in cases]
