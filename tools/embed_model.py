@@ -1,6 +1,6 @@
 """Put a trained model into the package, with a card: `python tools/embed_model.py NAME MODEL [--network NAME]`.
 
-The card says what one should know before using the model; `metaleo info NAME` shows it.
+The card says what one should know before using the model; `metaleo info NAME` shows it. `--out FILE` writes elsewhere.
 """
 
 import argparse
@@ -34,12 +34,13 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--network")
     parser.add_argument("--views")
+    parser.add_argument("--out", type=Path, help="write elsewhere than into the package")
     given = parser.parse_args()
     model = load_model(given.model)
     config = {**model.header["config"], "data": Path(model.header["config"]["data"]).name}  # no one else's folders
     extras = {name: value for name in ("network", "views") if (value := getattr(given, name)) is not None}
     header = {**model.header, "config": config, "card": CARDS[given.name], **extras}
-    target = Path(metaleo.__file__).parent / "models" / f"{given.name}.safetensors"
+    target = given.out or Path(metaleo.__file__).parent / "models" / f"{given.name}.safetensors"
     save_model(target, model.learner, model.structure, header)
     target.chmod(0o644)
     print(f"{target.name}: {target.stat().st_size:,} bytes")

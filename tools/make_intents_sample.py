@@ -1,4 +1,4 @@
-"""Make the embedded intents from CLINC150: `python tools/make_intents_sample.py FOLDER`.
+"""Make the embedded intents from CLINC150: `python tools/make_intents_sample.py FOLDER [--out FILE]`.
 
 FOLDER holds data_full.json and domains.json (the folder `data` of github.com/clinc/oos-eval). Needs `pip install
 wordllama`, whose wheel carries the model: a sentence becomes the mean of its tokens' 256 learned numbers, at length
@@ -6,8 +6,8 @@ one. 50 sentences of each intent, drawn with seed 0 from all of its 150; each of
 units of 1/127 of its largest size in the sample.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +33,15 @@ def read(folder: Path) -> dict[str, list[str]]:
     return sentences
 
 
-def main(folder: Path) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, default=TARGET, help="write elsewhere than into the package")
+    given = parser.parse_args()
     random = np.random.default_rng(0)
     drawn = {
         name: [own[i] for i in np.sort(random.choice(len(own), SENTENCES, replace=False))]
-        for name, own in read(folder).items()
+        for name, own in read(given.folder).items()
     }
     inside = Path(wordllama.__file__).parent  # weights and tokenizer come with the package
     model = wordllama.WordLlama.load(cache_dir=inside, disable_download=True)
@@ -45,10 +49,10 @@ def main(folder: Path) -> None:
     scale = np.abs(features).max(0) / 127
     quantised = np.round(features / scale).astype(np.int8).reshape(len(drawn), SENTENCES, -1)
     splits = tuple(SPLITS.get(name.split("/")[0], "train") for name in drawn)
-    save(MetaSet.from_classes(quantised, tuple(drawn), splits, scale), TARGET)
+    save(MetaSet.from_classes(quantised, tuple(drawn), splits, scale), given.out)
     error = np.abs(quantised.reshape(features.shape) * scale - features).max()
-    print(f"{TARGET}: {TARGET.stat().st_size / 1e6:.1f} MB, largest error {error:.4f}")
+    print(f"{given.out}: {given.out.stat().st_size / 1e6:.1f} MB, largest error {error:.4f}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

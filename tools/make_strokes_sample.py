@@ -1,4 +1,4 @@
-"""Make the embedded pen strokes from Omniglot: `python tools/make_strokes_sample.py SOURCE [SOURCE …]`.
+"""Make the embedded pen strokes from Omniglot: `python tools/make_strokes_sample.py SOURCE [SOURCE …] [--out FILE]`.
 
 A SOURCE is one of Omniglot's archives of strokes, or a folder it was unpacked to: strokes_background_small1.zip and
 strokes_background_small2.zip made the embedded file. (A drawing that is in both counts once.) Each drawing becomes 32
@@ -7,8 +7,8 @@ centred at 0 and its longer side goes from -1 to 1, y upwards; pen is the share 
 which the pen was down, 1 at the first point.
 """
 
+import argparse
 import re
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,19 +58,23 @@ def sequence(text: str) -> np.ndarray:
     return np.column_stack([points, np.insert(pen, 0, 1)])
 
 
-def main(sources: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sources", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, default=TARGET, help="write elsewhere than into the package")
+    given = parser.parse_args()
     drawings: dict[str, dict[int, np.ndarray]] = {}
-    for source in sources:
-        for path, text in texts(Path(source)):
+    for source in given.sources:
+        for path, text in texts(source):
             name, drawer = NAME.fullmatch(path).groups()
             drawings.setdefault(name, {})[int(drawer)] = sequence(text)
     names = sorted(drawings)
     drawers = range(1, DRAWERS + 1)
     rows = np.array([[drawings[name][drawer].ravel() for drawer in drawers] for name in names])
     splits = tuple(SPLITS.get(name.split("/")[0], "train") for name in names)
-    save(MetaSet.from_classes(rows.astype(np.float16), tuple(names), splits), TARGET)
-    print(f"{TARGET}: {load(TARGET).describe()}, {TARGET.stat().st_size / 1e6:.2f} MB")
+    save(MetaSet.from_classes(rows.astype(np.float16), tuple(names), splits), given.out)
+    print(f"{given.out}: {load(given.out).describe()}, {given.out.stat().st_size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
