@@ -1,7 +1,7 @@
 """What the weight of the KL term trades, on sines and lines: `python tools/kl_trade.py OUT.json OUT.png`.
 
-Trains LEO with several weights side by side and tests each on the same tasks: minutes on a GPU; with `--steps` and
-`--tasks` shorter. `--plot-only` draws an existing JSON file again.
+Trains LEO with several weights side by side and tests each on the same tasks: minutes on a GPU; with `--steps`,
+`--tasks` and `--weights` shorter. `--plot-only` draws an existing JSON file again.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from metaleo import outer_loop
 from metaleo.config import PRESETS
 from metaleo.files import write_text
 from metaleo.predictive import (
+    AMBIGUOUS_TASKS,
+    CALIBRATION_TASKS,
     Sampled,
     ambiguous_tasks,
     calibrate_scale,
@@ -33,27 +35,29 @@ from metaleo.tasks.functions import SinesAndLines
 WEIGHTS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
-def train(steps: int, seed: int):
+def train(weights: list[float], steps: int, tasks: int, seed: int):
     """A learner for each weight, from the same key."""
     preset = PRESETS["sines-and-lines"]
-    tasks = SinesAndLines(preset.shot, preset.training["query"])
+    problem = SinesAndLines(preset.shot, preset.training["query"])
 
     def run(weight):
         hyper = dataclasses.replace(preset.hyper, kl=weight)
         state, _ = outer_loop.meta_train(
-            preset.structure.init, hyper, jax.random.key(seed), tasks, tasks, outer_loop.make_optimiser(),
-            steps=steps, meta_batch=preset.training["meta_batch"], validate_every=steps // 10, decay=True,
+            preset.structure.init, hyper, jax.random.key(seed), problem, problem, outer_loop.make_optimiser(),
+            steps=steps, meta_batch=preset.training["meta_batch"], validate_every=steps // 10,
+            validation_tasks=min(1000, tasks), decay=True,
         )  # fmt: skip
         return state.learner
 
-    return jax.jit(jax.vmap(run))(jnp.array(WEIGHTS))
+    return jax.jit(jax.vmap(run))(jnp.array(weights))
 
 
 def test(learner, seed: int, tasks: int) -> dict:
     predictor = Sampled(learner, 100)
-    scale = calibrate_scale(predictor, 5, seed)
+    scale = calibrate_scale(predictor, 5, seed, min(CALIBRATION_TASKS, tasks))
     report = summarise_functions(evaluate_functions(predictor, 5, seed, tasks, scale), scale)
-    return {**vars(report), "both_families": examine_ambiguous(predictor, 5, ambiguous_tasks(5, seed)).both}
+    ambiguous = ambiguous_tasks(5, seed, min(AMBIGUOUS_TASKS, tasks))
+    return {**vars(report), "both_families": examine_ambiguous(predictor, 5, ambiguous).both}
 
 
 def plot(rows: list[dict], path: Path) -> None:
@@ -87,15 +91,16 @@ def main() -> None:
     parser.add_argument("json", type=Path)
     parser.add_argument("png", type=Path)
     parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--tasks", type=int, default=4000)
+    parser.add_argument("--tasks", type=int, default=4000, help="test tasks; of any other kind no more than these")
+    parser.add_argument("--weights", type=float, nargs="+", default=WEIGHTS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot-only", action="store_true")
     options = parser.parse_args()
     if not options.plot_only:
         began = time.monotonic()
-        learners = train(options.steps, options.seed)
+        learners = train(options.weights, options.steps, options.tasks, options.seed)
         rows = []
-        for index, weight in enumerate(WEIGHTS):
+        for index, weight in enumerate(options.weights):
             learner = jax.tree.map(lambda leaf, i=index: leaf[i], learners)
             rows.append({"kl": weight, **test(learner, options.seed, options.tasks)})
             seconds = time.monotonic() - began
