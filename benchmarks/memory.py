@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py                  # 10 GB, rows left in the file and fetched by each meta-step
     python benchmarks/memory.py --place default  # 10 GB, rows where `metaleo train` puts them on this machine
+    python benchmarks/memory.py --learner maml   # flags of `metaleo train` are handed on
 
 Prints JSON. The file (float32, classes of as many images as ImageNet's, real bytes) is written to a temporary folder
 and removed. Anonymous memory is what the process itself has taken; resident memory also counts the pages of the mapped
@@ -22,29 +23,29 @@ from typing import Any
 
 import numpy as np
 
-DIM, IMAGES = 640, 1300
+DIM = 640
 IN_FILE = "from metaleo.data import rows; rows.memory_bytes = lambda: 0; "
 """As on a device whose memory the rows would fill."""
 
 
-def write(path: Path, gigabytes: float, seed: int) -> dict[str, Any]:
+def write(path: Path, gigabytes: float, images: int, seed: int) -> dict[str, Any]:
     """Normal numbers around a mean of each class, a class at a time."""
-    classes = max(30, round(gigabytes * 1e9 / (4 * DIM * IMAGES)))
+    classes = max(50, round(gigabytes * 1e9 / (4 * DIM * images)))  # a tenth is for validation, on five at once
     splits = ["val" if number % 10 == 0 else "test" if number % 10 == 1 else "train" for number in range(classes)]
-    layout = {"dtype": "F32", "shape": [classes, IMAGES, DIM], "data_offsets": [0, 4 * classes * IMAGES * DIM]}
+    layout = {"dtype": "F32", "shape": [classes, images, DIM], "data_offsets": [0, 4 * classes * images * DIM]}
     names = [f"class {number}" for number in range(classes)]
     strings = {"class_names": json.dumps(names), "split": json.dumps(splits)}
     header = json.dumps({"__metadata__": strings, "features": layout}).encode()
     header += b" " * (-len(header) % 8)
     chance = np.random.default_rng(seed)
-    noise = chance.standard_normal((2 * IMAGES, DIM), np.float32)  # drawn once: numbers cost more than writing
+    noise = chance.standard_normal((2 * images, DIM), np.float32)  # drawn once: numbers cost more than writing
     with open(path, "wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for _ in range(classes):
-            start = chance.integers(IMAGES)
-            file.write((noise[start : start + IMAGES] + chance.standard_normal(DIM, np.float32)).tobytes())
+            start = chance.integers(images)
+            file.write((noise[start : start + images] + chance.standard_normal(DIM, np.float32)).tobytes())
         os.fsync(file.fileno())
-    return {"bytes": path.stat().st_size, "classes": classes, "images_per_class": IMAGES, "dim": DIM, "seed": seed}
+    return {"bytes": path.stat().st_size, "classes": classes, "images_per_class": images, "dim": DIM, "seed": seed}
 
 
 def watch(command: list[str], out: Path) -> dict[str, Any]:
@@ -85,16 +86,18 @@ def memory(pid: int) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=10)
+    parser.add_argument("--images", type=int, default=1300, help="of each class")
     parser.add_argument("--place", choices=["file", "default"], default="file")
     parser.add_argument("--shot", type=int, default=1)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="where there is room for the file")
-    flags = parser.parse_args()
+    flags, others = parser.parse_known_args()  # the others are for `metaleo train`
     with tempfile.TemporaryDirectory(dir=flags.folder) as folder:
         path, out = Path(folder, "features.safetensors"), Path(folder, "run")
-        file = write(path, flags.gigabytes, flags.seed)
-        words = f"train --data {path} --shot {flags.shot} --steps {flags.steps} --seed {flags.seed} --out {out}"
+        file = write(path, flags.gigabytes, flags.images, flags.seed)
+        own = f"train --data {path} --shot {flags.shot} --steps {flags.steps} --seed {flags.seed} --out {out}"
+        words = " ".join([own, *others])
         program = (IN_FILE if flags.place == "file" else "") + "from metaleo.cli import main; main()"
         result = watch([sys.executable, "-c", program, *words.split()], out)
         rows = "in the file" if flags.place == "file" else "where `metaleo train` puts them"

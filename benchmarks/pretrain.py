@@ -23,10 +23,9 @@ from metaleo.features.pretrain import Batches, Pretraining, dials
 from metaleo.features.recipes import find_architecture, find_recipe
 
 
-def matmul_rate(half: bool, size: int = 8192, repeats: int = 20) -> float:
+def matmul_rate(half: bool, size: int, repeats: int = 20) -> float:
     """Operations per second of a large matrix product of random numbers."""
     dtype = jnp.bfloat16 if half else jnp.float32
-    size = size if half else 2048
     a, b = (jax.random.normal(jax.random.key(i), (size, size), dtype) for i in (0, 1))
     multiply = jax.jit(lambda a, b: (a @ b) / size)
     b = jax.block_until_ready(multiply(a, b))
@@ -59,6 +58,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--classes", type=int, default=64)
+    parser.add_argument("--matmul", type=int, help="size of the matrix product (8192, or in float32 2048)")
     parser.add_argument("--streamed", action="store_true", help="read the images from host memory, not from the device")
     parser.add_argument("--float32", action="store_true", help="do not compute in bfloat16")
     parser.add_argument("--keep", type=float)
@@ -96,7 +96,7 @@ def main() -> None:
         state, info = work.step(state, batch, wanted, jax.random.key(1), dials(recipe, step))
     jax.block_until_ready((state, info))
     seconds = time.perf_counter() - start
-    rate, peak = args.steps * batches.batch / seconds, matmul_rate(half)
+    rate, peak = args.steps * batches.batch / seconds, matmul_rate(half, args.matmul or (8192 if half else 2048))
     operations = 3 * forward_operations(architecture)
     result = {
         "device": jax.devices()[0].device_kind,
