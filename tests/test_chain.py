@@ -56,7 +56,7 @@ def test_in_miniature(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_leo_names_characters_of_unseen_alphabets(tmp_path):
-    """The four commands as a user types them, and at full speed: without the flags that other tests compile with."""
+    """The four commands as a user types them, but a tenth of the pre-training; without the flags of other tests."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
     def metaleo(words: str) -> str:
@@ -64,8 +64,8 @@ def test_leo_names_characters_of_unseen_alphabets(tmp_path):
         done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         return done.stdout
 
-    metaleo("pretrain --images omniglot-sample --network conv-4 --recipe omniglot --out net")
-    metaleo("embed net --views multi --out features.safetensors")
-    metaleo("train --data features.safetensors --preset omniglot-1shot --steps 2000 --out leo")
-    report = json.loads(metaleo("evaluate leo --tasks 2000 --json"))
-    assert report["models"][0]["accuracy"] >= 0.97
+    metaleo("pretrain --images omniglot-sample --network conv-4 --recipe omniglot --steps 600 --reports 2 --out net")
+    metaleo("embed net --out features.safetensors")
+    metaleo("train --data features.safetensors --preset omniglot-1shot --steps 500 --out leo")
+    report = json.loads(metaleo("evaluate leo --tasks 1000 --json"))
+    assert report["models"][0]["accuracy"] >= 0.85

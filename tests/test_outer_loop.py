@@ -65,8 +65,7 @@ def advance(state, hyper, key, episodes, num_steps, meta_batch=4, unroll=1):
 
 def test_meta_gradient_is_the_mean_over_tasks(episodes):
     """Each with its own noise."""
-    learner = make_learner(latent_steps=1, finetune_steps=1)
-    tasks, keys = episodes["training"], jax.random.split(jax.random.key(1), 3)
+    tasks, learner, keys = episodes["training"], make_learner("meta-sgd"), jax.random.split(jax.random.key(1), 3)
     picks = jax.vmap(tasks.pick)(keys)
     own, infos = jax.jit(lambda *given: outer_loop.meta_gradient(*given, tasks.lend))(learner, picks, ARRAYS, keys)
     one = jax.jit(jax.grad(lambda learner, key: learner.meta_loss(tasks.sample(key), ARRAYS, key), has_aux=True))

@@ -115,6 +115,7 @@ def check_case(case, official=False):
     assert difference(way_to_cut(Shapes(*sizes)), Slopes(official, 0.4)) < 3e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "queries", "dim"),
     [(2, 3, 128), *(pytest.param(*sizes, marks=slow) for sizes in ((3, 13, 256), (5, 9, 640)))],

@@ -1,5 +1,7 @@
 """Regression on the support set against scikit-learn."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression as ReferenceLogistic
@@ -7,6 +9,22 @@ from sklearn.linear_model import Ridge
 
 from helpers.small import DIM, adapt, logits, make_batch, make_learner, pad, shake
 from metaleo.learners import LogisticRegression
+from metaleo.learners.regression import solve
+
+
+@pytest.mark.parametrize("size", [1, 16, 17, 50])
+def test_solve_agrees_with_numpy(size, float64):
+    """Whole blocks of rows, and what is left of one; its derivative is that of A⁻¹b."""
+    random = np.random.default_rng(size)
+    root, right, slope = random.normal(size=(size, size)), random.normal(size=(size, 3)), random.normal(size=(size, 3))
+    matrix = root @ root.T + 0.1 * np.eye(size)
+    found, pull = jax.vjp(jax.jit(solve), jnp.asarray(matrix), jnp.asarray(right))
+    expected = np.linalg.solve(matrix, right)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    of_right = np.linalg.solve(matrix, slope)
+    of_matrix, own_right = pull(jnp.asarray(slope))
+    np.testing.assert_allclose(own_right, of_right, rtol=1e-9)
+    np.testing.assert_allclose(of_matrix, -of_right @ expected.T, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("strength", [1.0, 100.0])

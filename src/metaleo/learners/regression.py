@@ -29,7 +29,8 @@ def solve(matrix: Float[Array, "size size"], right: Float[Array, "size column"])
         x = inverse @ b
         return x + inverse @ (b - matrix @ x)
 
-    return jax.lax.custom_linear_solve(lambda x: matrix @ x, right, refined, symmetric=True)
+    with jax.default_matmul_precision("highest"):  # GPUs would round to 10 bits
+        return jax.lax.custom_linear_solve(lambda x: matrix @ x, right, refined, symmetric=True)
 
 
 def invert(matrix: Float[Array, "size size"]) -> Float[Array, "size size"]:
