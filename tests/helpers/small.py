@@ -185,7 +185,7 @@ def check_meta_gradient(learner, task, hyper, key, rtol=1e-5, atol=1e-8):
         np.testing.assert_allclose(slope, (ahead - behind) / 2e-6, rtol=rtol, atol=atol)
 
 
-def kill_until_done(command: list[str], length: float, most: int = 5) -> int:
+def kill_until_done(command: list[str], length: float, most: int = 2) -> int:
     """Start a command again and again, killing it at random moments of the seconds that it needs; how many kills."""
     random, kills = np.random.default_rng(0), 0
     while True:
