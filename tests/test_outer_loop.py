@@ -202,3 +202,11 @@ def test_clip_each_norm_leaves_small_tensors():
     small = {"a": jnp.array([0.01, 0.02])}
     updates, _ = outer_loop.clip_each_norm(0.1).update(small, optax.EmptyState())
     close(updates, small)
+
+
+@pytest.mark.parametrize("name", ["reptile", "maml"])
+def test_learners_take_tasks_as_the_outer_loop_lends_them(episodes, name):
+    """Whose queries say where they lie: Reptile, which joins them with the support set, once stumbled over it."""
+    state = outer_loop.start(make_learner(name), outer_loop.make_optimiser())
+    after, _ = advance(state, ARRAYS, jax.random.key(0), episodes["training"], num_steps=1)
+    assert np.abs(after.learner.start - state.learner.start).max() > 0

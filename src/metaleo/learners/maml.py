@@ -1,5 +1,7 @@
 """MAML, first-order MAML, Meta-SGD and Reptile, on the same networks as LEO: descent from a learned start."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -147,6 +149,7 @@ class Reptile(Learner):
         """
         pull_key, report_key = (None, None) if key is None else jax.random.split(key)
         _, info = pay(self, [self.start], task, hyper, report_key, self.network)
-        examples = jax.tree.map(lambda *both: jnp.concatenate(both), task.support, task.query)
+        query = dataclasses.replace(task.query, origin=None)  # the examples of both lie in no one place
+        examples = jax.tree.map(lambda *both: jnp.concatenate(both), task.support, query)
         descent: Descent = self.adapt(examples, hyper, pull_key).trace
         return l2(descent.start - jax.lax.stop_gradient(descent.end)) + hyper.l2 * l2(self.start), info
