@@ -161,8 +161,8 @@ def test_bad_input_around_functions(here, capsys):
     "network",
     [
         ("mlp", "--codes", "task"),
-        pytest.param(("mlp", "--layers", "2"), marks=pytest.mark.slow),
-        pytest.param(("gru", "--channels", "4"), marks=pytest.mark.slow),
+        ("mlp", "--layers", "2"),
+        ("gru", "--channels", "4"),
     ],
 )
 def test_other_networks_train_and_are_tested(here, capsys, network):

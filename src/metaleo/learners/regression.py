@@ -18,7 +18,7 @@ BLOCK = 16
 
 
 def solve(matrix: Float[Array, "size size"], right: Float[Array, "size column"]) -> Float[Array, "size column"]:
-    """Solve with a positive definite matrix, to the accuracy of Cholesky's method.
+    """Solve with a positive definite matrix, about as accurately as Cholesky's method.
 
     In XLA's own operations. LAPACK's, which `jax.scipy` calls on a CPU, share out a batch among XLA's threads and
     wait for them: called by as many devices or Python threads as there are cores, all wait for ever.
