@@ -95,7 +95,6 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_functions_from_training_to_figure(here, capsys, monkeypatch):
     find, calibrate = sines_and_lines.ambiguous_tasks, sines_and_lines.calibrate_scale
     monkeypatch.setattr(sines_and_lines, "ambiguous_tasks", lambda shot, seed, count=2: find(shot, seed, count))
@@ -192,7 +191,6 @@ def test_string_labels_and_unbalanced_classes_work(here, capsys):
 ANIMALS = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis"]
 
 
-@pytest.mark.slow
 def test_quickstart_in_small(here, capsys, monkeypatch):
     monkeypatch.setattr(data, "load_sample", make_sample)
     main(["quickstart", "--steps", "4", "--tasks", "20", "--json"])

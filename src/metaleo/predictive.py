@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
 
 from metaleo.evaluation import in_blocks, map_tasks, mean_and_interval, task_key
 from metaleo.learners.learner import Learner
@@ -298,6 +298,15 @@ def examine_ambiguous(predictor: Predictor, shot: int, keys: list[PRNGKeyArray])
     """What a predictor makes of these tasks."""
     if not keys:
         return Ambiguity([], [])
+    found = shares_of_sines(predictor, jnp.stack(keys), shot)
+    return Ambiguity(*(np.asarray(values, np.float64).round(4).tolist() for values in found))
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def shares_of_sines(
+    predictor: Predictor, keys: Key[Array, " task"], shot: int
+) -> tuple[Float[Array, " task"], Float[Array, " task"]]:
+    """Of the functions that are predicted for each task, and of its exact posterior."""
     tasks = SinesAndLines(shot, 1)
     x = jnp.linspace(*DOMAIN, 101)
 
@@ -307,5 +316,4 @@ def examine_ambiguous(predictor: Predictor, shot: int, keys: list[PRNGKeyArray])
         sines = jax.vmap(looks_like_a_sine, (None, 0))(x, functions)
         return sines.astype(x.dtype).mean(), posterior(task.support).sine
 
-    shares, posteriors = jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=AT_ONCE))(jnp.stack(keys))
-    return Ambiguity(*(np.asarray(values, np.float64).round(4).tolist() for values in (shares, posteriors)))
+    return jax.lax.map(one, keys, batch_size=AT_ONCE)

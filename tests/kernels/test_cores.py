@@ -46,7 +46,6 @@ def test_results_and_gradients(case, official):
     assert difference(cores(Shapes(*CASES[case])), Slopes(official, 0.4)) < 3e-5
 
 
-@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize(
     ("way", "queries", "dim"),
@@ -132,7 +131,6 @@ def in_a_row(gradients, by_kernels):
     return directions, state
 
 
-@pytest.mark.slow
 @compiled
 @pytest.mark.usefixtures("loose_dtypes")
 def test_optimiser():
