@@ -40,6 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from metaleo.data import load_sample
+from metaleo.engines import choose
 from metaleo.learners import MAML, Hyper, Learner, MetaSGD
 from metaleo.model.network import linear
 from metaleo.outer_loop import advance, make_optimiser, meta_gradient, start
@@ -152,7 +153,10 @@ def measure(learner: Learner, shot: int, ways: list, threads: list[int], steps: 
     pool = [sample(episodes, k) for k in keys]
     batches = [to_torch(tasks) for tasks in pool]
     hyper = jax.tree.map(jnp.asarray, Hyper(keep=1.0, l2=0.0))
-    expected, info = jax.jit(meta_gradient)(learner, pool[0], hyper, keys[0])
+    picks = jax.vmap(episodes.pick)(keys[0])
+    expected, info = jax.jit(functools.partial(meta_gradient, engine=choose(learner)))(
+        learner, episodes, picks, hyper, keys[0]
+    )
 
     calls: dict[str, Callable[[], Any]] = {}
     for way in ways:

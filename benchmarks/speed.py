@@ -1,7 +1,7 @@
 """Meta-training and evaluation rates at the paper's shapes, beside the rate of a large matrix product.
 
     python benchmarks/speed.py                      # one run at a time, 1-shot and 5-shot
-    python benchmarks/speed.py --plain              # beside the equations as they are printed
+    python benchmarks/speed.py --engines auto reference   # beside the learner as it is written
     python benchmarks/speed.py --populations 1 256  # also 256 runs as one vmap (for a GPU)
 
 Prints JSON. Every figure is the median of several repeats within one process; compare ratios, not machines. On a CPU
@@ -19,17 +19,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import plain
 from metaleo.data import load_sample
 from metaleo.data.rows import place
 from metaleo.devices import everywhere, use_cores
+from metaleo.engines import choose, engines
 from metaleo.evaluation import evaluate
-from metaleo.kernels.launching import runs_at_once
 from metaleo.learners import LEO, Hyper
-from metaleo.learners.leo import Noise
 from metaleo.model.network import linear
-from metaleo.outer_loop import advance, as_tree, make_optimiser, start
-from metaleo.population import advancer, lanes_for, spread
+from metaleo.outer_loop import advance, make_optimiser, meta_gradient, start
+from metaleo.population import advancer, lanes_for, runs_per_device, spread
 from metaleo.tasks import Episodes
 
 META_BATCH, WAY, QUERY = 12, 5, 15
@@ -65,7 +63,7 @@ def problem(shot: int) -> tuple[Episodes, Episodes]:
     return everywhere((training, testing))
 
 
-def measure(shot: int, population: int, steps: int, tasks: int, repeats: int, size: int) -> dict[str, Any]:
+def measure(name: str, shot: int, population: int, steps: int, tasks: int, repeats: int, size: int) -> dict[str, Any]:
     """`metaleo train` and `metaleo evaluate` as they are: the same compiled functions, on the same devices."""
     training, testing = problem(shot)
     optimiser = make_optimiser()
@@ -76,13 +74,14 @@ def measure(shot: int, population: int, steps: int, tasks: int, repeats: int, si
     states, hyper, keys = spread((begin(keys), hyper, keys), lanes)
 
     def one_step(state, key, training):
-        return advance(state, Hyper(), key, training, optimiser, META_BATCH, 1)
+        gradient = functools.partial(meta_gradient, engine=engines()["closed-form"])  # XLA does not see into kernels
+        return advance(state, Hyper(), key, training, optimiser, META_BATCH, 1, gradient=gradient)
 
     first = jax.tree.map(lambda leaf: leaf[0], (states, keys))
-    with runs_at_once(0):  # all of it written for XLA, which does not see into kernels
-        analysis: Any = jax.jit(one_step).lower(*first, training).cost_analysis()  # before it repeats some
+    engine = choose(first[0].learner, name, runs_per_device(lanes))
+    analysis: Any = jax.jit(one_step).lower(*first, training).cost_analysis()  # before it repeats some
     flops = float(analysis["flops"]) if analysis else None  # a GPU's client does not count
-    run = advancer(lanes, steps, META_BATCH, "global")
+    run = advancer(engine, lanes, steps, META_BATCH, "global")
 
     def go():
         nonlocal states  # whose memory each call gives to the next
@@ -91,6 +90,7 @@ def measure(shot: int, population: int, steps: int, tasks: int, repeats: int, si
 
     took, *multiplied = seconds(repeats, go, *([] if flops is None else [matmul(size, "highest")]))
     result = {
+        "engine": engine.name,
         "shot": shot,
         "population": population,
         "meta_steps_per_second": round(population * steps / took, 1),
@@ -101,62 +101,9 @@ def measure(shot: int, population: int, steps: int, tasks: int, repeats: int, si
         result["share_of_float32_matmul"] = round(own / large, 3)
     if population == 1:
         learner = jax.tree.map(lambda leaf: leaf[0], states.learner)
-        (took,) = seconds(repeats, lambda: evaluate(learner, testing, 0, tasks))
+        (took,) = seconds(repeats, lambda: evaluate(learner, testing, 0, tasks, engine=engine))
         result["evaluation_tasks_per_second"] = round(tasks / took, 1)
     return result
-
-
-def measure_plain(shot: int, steps: int, tasks: int, repeats: int) -> dict[str, Any]:
-    """The same from the equations as they are printed: every pair related, weights decoded at each step, autodiff,
-    and `jax.random`."""
-    training, testing = problem(shot)
-    optimiser = make_optimiser()
-    learner = LEO.init(jax.random.key(0), linear(training.rows.dim))
-
-    def draw(key, task):
-        """Noise and dropout of a task, and dropout of its queries."""
-        code, weights, masks, query = jax.random.split(key, 4)
-        inputs, steps_of = task.support.inputs, (learner.latent_steps, learner.finetune_steps)
-        kept = jax.random.bernoulli(masks, Hyper.keep, (1 + sum(steps_of), *inputs.shape))
-        codes, size = (WAY, len(learner.latent_step_size)), learner.network.size
-        noise = Noise(
-            jax.random.normal(code, codes),
-            jax.random.normal(weights, (steps_of[0] + 1, WAY, size)),
-            kept[0],
-            kept[1 : 1 + steps_of[0]],
-            kept[1 + steps_of[0] :],
-            Hyper.keep,
-        )
-        return noise, jax.random.bernoulli(query, Hyper.keep, task.query.inputs.shape)
-
-    def one(learner, training, key):
-        task = training.sample(key)
-        return plain.meta_loss(learner, task, Hyper(), *draw(jax.random.fold_in(key, 0), task))[0]
-
-    def meta_step(training, carry, keys):
-        learner, state = carry
-        gradient = jax.grad(lambda learner: jnp.mean(jax.vmap(one, (None, None, 0))(learner, training, keys)))(learner)
-        direction, state = optimiser.update(gradient, state)
-        return (jax.tree.map(lambda w, d: w - Hyper.learning_rate * d, learner, direction), state), None
-
-    @jax.jit
-    def run(carry, keys, training):
-        return jax.lax.scan(functools.partial(meta_step, training), carry, keys)[0]
-
-    carry, keys = (learner, optimiser.init(as_tree(learner))), jax.random.split(jax.random.key(1), (steps, META_BATCH))
-    (took,) = seconds(repeats, lambda: run(carry, keys, training))
-
-    def judge(testing, key):
-        return plain.meta_loss(learner, testing.sample(key), Hyper(keep=1.0), Noise(), None)[1]["query_accuracy"]
-
-    score = jax.jit(lambda keys, testing: jax.lax.map(functools.partial(judge, testing), keys, batch_size=256))
-    numbers = jax.random.split(jax.random.key(2), tasks)
-    (scored,) = seconds(repeats, lambda: score(numbers, testing))
-    return {
-        "shot": shot,
-        "meta_steps_per_second": round(steps / took, 1),
-        "evaluation_tasks_per_second": round(tasks / scored, 1),
-    }
 
 
 def main() -> None:
@@ -167,7 +114,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=2000, help="evaluation tasks per timed call")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--matmul", type=int, default=2048, help="size of the matrix product")
-    parser.add_argument("--plain", action="store_true", help="also the equations as printed, without any short cut")
+    parser.add_argument("--engines", nargs="+", default=["auto"])
     options = parser.parse_args()
     use_cores()
     rates = {
@@ -177,13 +124,11 @@ def main() -> None:
         for precision in ("highest", "default")
     }
     runs = [
-        measure(shot, population, options.steps, options.tasks, options.repeats, options.matmul)
+        measure(engine, shot, population, options.steps, options.tasks, options.repeats, options.matmul)
         for population in options.populations
         for shot in options.shots
+        for engine in options.engines
     ]
-    for run in runs:
-        if options.plain and run["population"] == 1:
-            run["plain"] = measure_plain(run["shot"], max(1, options.steps // 4), options.tasks // 4, options.repeats)
     device = jax.devices()[0]
     machine = {"device": device.device_kind, "devices": jax.device_count(), "jax": jax.__version__}
     print(json.dumps({**machine, **rates, "runs": runs}, indent=2))

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import importlib
 import os
-import shutil
 import tempfile
 
 import pytest
@@ -17,7 +16,6 @@ os.environ.setdefault(
 )
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # as many processes as cores: threads would only wait
     os.environ.setdefault(name, "1")
-os.environ["CXX"] = "none"  # nor compile C++: what that is for is tested in tests/kernels
 # What one process of this test run compiles, the others need not; nothing comes from or goes to the user's own cache.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XDG_CACHE_HOME"] = (cache := tempfile.TemporaryDirectory()).name
@@ -79,28 +77,3 @@ def count_compilations(compilations_so_far):
         inside.extend(compilations_so_far[before:])
 
     return count
-
-
-# Elsewhere tests run as on a machine without a C++ compiler; with these, as on one that has it.
-
-
-@pytest.fixture(scope="session")
-def compiler():
-    if shutil.which("c++") is None:
-        pytest.skip("there is no C++ compiler")
-
-
-@pytest.fixture(scope="session")
-def cores_library(compiler):
-    """The functions for a CPU's cores: XLA may hear of them once in a process."""
-    from metaleo.kernels import native  # here, so that the shapes of all of it are checked
-
-    without = os.environ.pop("CXX")
-    found = native.library.__wrapped__()
-    os.environ["CXX"] = without
-    return found
-
-
-@pytest.fixture
-def on_cores(cores_library, monkeypatch):
-    monkeypatch.setattr("metaleo.kernels.native.library", lambda: cores_library)

@@ -25,6 +25,7 @@ from helpers.small import (
     pad,
     shake,
     stack,
+    whole_loss,
 )  # fmt: skip
 from metaleo.config import ABLATIONS, UNTRAINED
 from metaleo.tasks import Batch, Task
@@ -100,7 +101,7 @@ def test_result_does_not_depend_on_the_meta_batch(name):
     learner = make_learner(name)
     tasks = stack([make_task(seed) for seed in range(4)])
     keys = jax.random.split(jax.random.key(0), 4)
-    batched, _ = jax.jit(jax.vmap(learner.meta_loss, (0, None, 0)))(tasks, HYPER, keys)
+    batched, _ = jax.jit(jax.vmap(whole_loss, (None, 0, None, 0)))(learner, tasks, HYPER, keys)
     for index in range(4):
         alone, _ = meta_loss(learner, jax.tree.map(lambda leaf, i=index: leaf[i], tasks), HYPER, keys[index])
         close(batched[index], alone)

@@ -12,7 +12,6 @@ import pytest
 
 from helpers.small import make_metaset
 from metaleo import data
-from metaleo.kernels.launching import RUNS
 from metaleo.population import fetch, lanes_for, side_by_side, spread
 
 
@@ -30,19 +29,6 @@ def test_filling_lanes_are_not_fetched():
 def test_side_by_side_is_each_alone(lanes):
     add = side_by_side(lambda x, y: {"sum": x + y}, lanes, (0, None))
     np.testing.assert_array_equal(add(jnp.arange(float(lanes)), jnp.float32(2))["sum"], np.arange(lanes) + 2)
-
-
-@pytest.mark.parametrize("lanes", [1, 5])
-def test_kernels_know_how_many_runs_there_are(lanes):
-    seen = []
-
-    def look(x):
-        seen.append(RUNS.get())
-        return x
-
-    side_by_side(look, lanes, (0,))(jnp.arange(float(lanes)))
-    assert seen == [lanes]
-    assert RUNS.get() == 1
 
 
 TRAIN = (

@@ -21,11 +21,11 @@ from helpers.small import (
 )
 from metaleo.inner_loop import descend
 from metaleo.learners import LEO
-from metaleo.learners.learner import judge
-from metaleo.learners.leo import Noise
+from metaleo.learners.learner import query_loss_and_metrics
+from metaleo.learners.leo_path import Noise, draw
+from metaleo.losses import encoder_penalty, orthogonality, query_loss, support_loss
 from metaleo.model.gaussian import Gaussian, kl_to_standard
 from metaleo.model.relation import RelationNet
-from metaleo.objective import encoder_penalty, orthogonality, query_loss, support_loss
 from metaleo.tasks import Batch, Episodes
 
 
@@ -175,7 +175,7 @@ def test_encoder_penalty_moves_the_encoder_only():
 def test_dropout_touches_every_prediction():
     """The encoder's input, each latent step, each fine-tuning step, and the query set."""
     leo, task = make_learner(), make_task()
-    noise = jax.jit(LEO.draw_noise)(leo, task.support, HYPER, jax.random.key(0))
+    noise = jax.jit(draw)(leo, task.support, HYPER, jax.random.key(0))
     adapt_with = jax.jit(LEO.adapt_with)
 
     def weights(noise):
@@ -192,5 +192,5 @@ def test_dropout_touches_every_prediction():
                 > 1e-6
             )
     head = adapt_with(leo, task.support, noise).head
-    losses = [jax.jit(judge)(head, task.query, HYPER, key)[0] for key in (jax.random.key(1), None)]
+    losses = [jax.jit(query_loss_and_metrics)(head, task.query, HYPER, key)[0] for key in (jax.random.key(1), None)]
     assert losses[0] != losses[1]

@@ -15,13 +15,16 @@ from metaleo.calibration import temperature_for
 from metaleo.checkpoint import Model, load_model
 from metaleo.config import UNTRAINED, Structure
 from metaleo.data.rows import normalise
+from metaleo.engines import Engine, choose
 from metaleo.errors import BadInput
 from metaleo.learners.learner import Learner
 from metaleo.model.heads import Head
 from metaleo.runs import model_paths
-from metaleo.tasks.task import Batch, labelled
+from metaleo.tasks.task import Batch
 from metaleo.trees import load_tree, read_header, save_tree
 
+Support = tuple[Any, Any, Any]
+"""Inputs, targets and mask, as in `Batch`, but as they come."""
 LEAST_ROWS = 8
 LARGEST = 1e15
 """Numbers of a row; the squares of larger ones leave single precision."""
@@ -124,11 +127,7 @@ def load_cached(path: Path, _modified: int) -> Model:
 
 def adapt(model: Model, rows: Float[np.ndarray, "example dim"], labels: Sequence[Hashable]) -> Adapted:
     """The model, adapted to these examples; rows are as they come, labels of any kind."""
-    classes, numbers = number_classes(labels, len(rows))
-    check_rows(rows, model.structure)
-    check_way(len(classes), model.structure, len(rows))
-    support = make_support(rows, numbers, len(classes), model.structure)
-    return settle(model, classes, numbers, adapt_head(model.learner, support))
+    return adapt_many(model, [(rows, labels)])[0]
 
 
 def adapt_many(model: Model, tasks: Sequence[tuple[Float[np.ndarray, "_ dim"], Sequence[Hashable]]]) -> list[Adapted]:
@@ -137,24 +136,25 @@ def adapt_many(model: Model, tasks: Sequence[tuple[Float[np.ndarray, "_ dim"], S
     shapes: dict[tuple[int, int], list[int]] = {}
     for index, ((classes, _), (rows, _)) in enumerate(zip(named, tasks, strict=True)):
         check_rows(rows, model.structure)
-        check_way(len(classes), model.structure)
+        check_way(len(classes), model.structure, len(rows))
         shapes.setdefault((len(classes), padded_length(len(rows))), []).append(index)
+    engine = choose(model.learner)
     found: dict[int, Adapted] = {}
-    for (way, _), indices in shapes.items():
-        for first in range(0, len(indices), MANY):
-            some = indices[first : first + MANY]
-            length = 1 << (len(some) - 1).bit_length()  # so that few numbers of tasks are ever compiled
-            filled = some + some[:1] * (length - len(some))
-            supports = [make_support(tasks[i][0], named[i][1], way, model.structure) for i in filled]
-            heads = adapt_heads(model.learner, jax.tree.map(lambda *leaves: jnp.stack(leaves), *supports))
+    for (way, length), indices in shapes.items():
+        for first in range(0, len(indices), SIDE_BY_SIDE):
+            some = indices[first : first + SIDE_BY_SIDE]
+            filled = some + some[:1] * ((1 << (len(some) - 1).bit_length()) - len(some))  # few sizes to compile
+            supports = [make_support(tasks[i][0], named[i][1], way, length) for i in filled]
+            stacked = tuple(map(np.stack, zip(*supports, strict=True)))
+            heads = jax.tree.map(np.asarray, adapt_heads(model.learner, stacked, model.structure.normalised, engine))
             for place, index in enumerate(some):
                 head = jax.tree.map(lambda leaf, place=place: leaf[place], heads)
                 found[index] = settle(model, *named[index], head)
     return [found[index] for index in range(len(tasks))]
 
 
-MANY = 64
-"""Tasks that are adapted to side by side."""
+SIDE_BY_SIDE = 64
+"""Tasks that are adapted to at once."""
 
 
 def sample_heads(
@@ -162,8 +162,8 @@ def sample_heads(
 ) -> list[Adapted]:
     """Classifiers drawn from those that a stochastic learner holds possible, each adapted by itself."""
     classes, numbers = number_classes(labels, len(rows))
-    support = make_support(rows, numbers, len(classes), model.structure)
-    heads = draw_heads(model.learner, support, keys)
+    support = make_support(rows, numbers, len(classes), padded_length(len(rows)))
+    heads = draw_heads(model.learner, support, model.structure.normalised, keys)
     each = [jax.tree.map(lambda leaf, i=i: leaf[i], heads) for i in range(len(keys))]
     return [settle(model, classes, numbers, head) for head in each]
 
@@ -218,12 +218,13 @@ def check_way(way: int, structure: Structure, rows: int = 0) -> None:
 
 
 def make_support(
-    rows: Float[np.ndarray, "example dim"], numbers: Int[np.ndarray, " example"], way: int, structure: Structure
-) -> Batch:
-    """The examples as the learner takes them, padded so that few lengths are ever compiled."""
-    length = padded_length(len(rows))
-    inputs, there = as_inputs(pad(rows, length), structure), jnp.arange(length) < len(rows)
-    return labelled(inputs, np.pad(numbers, (0, length - len(rows))), way, there)
+    rows: Float[np.ndarray, "example dim"], numbers: Int[np.ndarray, " example"], way: int, length: int
+) -> Support:
+    """The examples, padded so that few lengths are ever compiled; on the host, where that is quick."""
+    inputs, targets = np.zeros((length, rows.shape[1]), np.float32), np.zeros((length, way), np.float32)
+    inputs[: len(rows)] = rows
+    targets[np.arange(len(rows)), numbers] = 1
+    return inputs, targets, np.arange(length) < len(rows)
 
 
 def as_inputs(rows: Float[Array, "example dim"], structure: Structure) -> Float[Array, "example dim"]:
@@ -239,20 +240,22 @@ def pad(rows: Float[np.ndarray, "example width"], length: int) -> Float[Array, "
     return jnp.asarray(np.pad(rows, ((0, length - len(rows)), (0, 0))), jnp.float32)
 
 
-@jax.jit
-def adapt_head(learner: Learner, support: Batch) -> Head:
-    return learner.adapt(support).head
+@functools.partial(jax.jit, static_argnames=("normalised", "engine"))
+def adapt_heads(learner: Learner, supports: Support, normalised: bool, engine: Engine) -> Head:
+    return engine.adapt(learner, jax.vmap(lambda *support: as_batch(support, normalised))(*supports))
 
 
-@jax.jit
-def adapt_heads(learner: Learner, supports: Batch) -> Head:
-    return jax.vmap(lambda support: learner.adapt(support).head)(supports)
+def as_batch(support: Support, normalised: bool) -> Batch:
+    inputs, targets, mask = support
+    return Batch(normalise(inputs) if normalised else inputs, targets, mask)
 
 
-@jax.jit
-def draw_heads(learner: Learner, support: Batch, keys: Key[Array, " sample"]) -> Head:
+@functools.partial(jax.jit, static_argnames="normalised")
+def draw_heads(learner: Learner, support: Support, normalised: bool, keys: Key[Array, " sample"]) -> Head:
+    batch = as_batch(support, normalised)
+
     def one(key: PRNGKeyArray) -> Head:
-        return learner.adapt(support, None, key).head
+        return learner.adapt(batch, None, key).head
 
     return jax.lax.map(one, keys, batch_size=100)
 

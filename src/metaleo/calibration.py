@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +13,10 @@ import scipy.special
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from metaleo.checkpoint import load_model, save_model
-from metaleo.evaluation import map_tasks, tasks_at_once
+from metaleo.engines import choose
+from metaleo.evaluation import in_chunks, tasks_at_once
 from metaleo.learners.learner import Learner
 from metaleo.tasks.episodes import Episodes
-from metaleo.tasks.task import Batch, Task
 
 SHOTS = (1, 2, 5, 10)
 """Where temperatures are learned, as far as classes have so many examples; in between, they are interpolated."""
@@ -69,13 +70,16 @@ def query_logits(
     learner: Learner, episodes: Episodes, key: PRNGKeyArray, indices: Int[Array, " task"], shot: Int[Array, ""]
 ) -> tuple[Float[Array, "task query way"], Float[Array, "task query way"]]:
     """Of tasks with the first `shot` examples of each class only: one program serves any number of them."""
+    engine = choose(learner)
     there = jnp.tile(jnp.arange(episodes.shot) < shot, episodes.way)
 
-    def ask(task: Task, _: PRNGKeyArray) -> tuple[Float[Array, "query way"], Float[Array, "query way"]]:
-        support = Batch(task.support.inputs, task.support.targets, there)
-        return jax.vmap(learner.adapt(support).head)(task.query.inputs), task.query.targets
+    def ask(indices: Int[Array, " task"]) -> tuple[Float[Array, "task query way"], Float[Array, "task query way"]]:
+        tasks = jax.vmap(lambda index: episodes.sample(jax.random.fold_in(key, index)))(indices)
+        supports = eqx.tree_at(lambda batch: batch.mask, tasks.support, jnp.tile(there, (len(indices), 1)))
+        heads = engine.adapt(learner, supports)
+        return jax.vmap(lambda head, inputs: jax.vmap(head)(inputs))(heads, tasks.query.inputs), tasks.query.targets
 
-    return map_tasks(ask, episodes.sample, key, indices, min(20, tasks_at_once(episodes)))
+    return in_chunks(ask, indices, min(20, tasks_at_once(episodes)))
 
 
 QUERY_LOGITS = jax.jit(query_logits)

@@ -201,6 +201,8 @@ class TrainConfig:
     seeds: int = 1
     joint: str | None = None
     """The network whose last stage is learned too, from where it is."""
+    engine: str = "auto"
+    """What computes batches of tasks (`metaleo.engines`): to rounding the result is the same."""
     structure: Structure = Structure()
     hyper: Hyper = Hyper()
 

@@ -1,10 +1,8 @@
 """The devices of a program: the cores of a CPU, one or more GPUs, or those of several hosts."""
 
-import contextlib
-import contextvars
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
-from jaxtyping import Array, Float, Int, PyTree
-
-from metaleo.kernels.joining import joined
+from jaxtyping import Array, PyTree
 
 AXIS = "devices"
 MOST_CORES = 4
@@ -73,41 +69,12 @@ def can_share(number: int) -> bool:
     return jax.device_count() > 1 and jax.process_count() == 1 and number % jax.device_count() == 0
 
 
-def own_share(array: Array | Int[Array, " task"], axis: int = 0) -> Array:
-    """Inside `on_each`: this device's part of an array that all of them have."""
-    size = array.shape[axis] // jax.lax.axis_size(AXIS)
-    return jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index(AXIS) * size, size, axis)
-
-
-IN_PARTS: contextvars.ContextVar[bool] = contextvars.ContextVar("IN_PARTS", default=False)
-
-
-@contextlib.contextmanager
-def in_parts() -> Iterator[None]:
-    """What is traced in here, inside `on_each`, is a mean over the devices, and may leave parts of it to each."""
-    token = IN_PARTS.set(True)
-    try:
-        yield
-    finally:
-        IN_PARTS.reset(token)
-
-
-def part_of(array: Float[Array, "rows ..."]) -> Float[Array, "part ..."]:
-    """The rows that a mean over rows is taken of here: all of them, or of `in_parts` this device's."""
-    return own_share(array) if IN_PARTS.get() and len(array) % jax.lax.axis_size(AXIS) == 0 else array
-
-
-def all_of(part: Float[Array, "part ..."], rows: int) -> Float[Array, "rows ..."]:
-    """All rows, zero where they are no part of this device's."""
-    if len(part) == rows:
-        return part
-    everyone = jnp.zeros((rows, *part.shape[1:]), part.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(everyone, part, jax.lax.axis_index(AXIS) * len(part), 0)
-
-
 def mean_over_devices(tree: PyTree) -> PyTree:
     """Inside `on_each`: the mean of what the devices have, exchanged as one vector."""
     leaves, structure = jax.tree.flatten(tree)
     ends = np.cumsum([leaf.size for leaf in leaves])
-    parts = jnp.split(jax.lax.pmean(joined(leaves), AXIS), ends[:-1])
+    vector = jnp.zeros(ends[-1], leaves[0].dtype)
+    for leaf, end in zip(leaves, ends, strict=True):  # concatenating, XLA would ask for each number whose turn it is
+        vector = jax.lax.dynamic_update_slice(vector, leaf.reshape(-1), (end - leaf.size,))
+    parts = jnp.split(jax.lax.pmean(vector, AXIS), ends[:-1])
     return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])

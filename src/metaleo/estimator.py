@@ -67,8 +67,11 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
 
     def fit_many(self, tasks: Sequence[tuple[Any, Any]]) -> "list[LEOClassifier]":
         """A classifier for each pair of X and y, as many calls of `fit` would give it, but adapted side by side."""
-        fresh = [self.fresh() for _ in tasks]
-        checked = [one.examples(*task) for one, task in zip(fresh, tasks, strict=True)]
+        settings = self.get_params(deep=False)
+        fresh = [type(self)(**settings) for _ in tasks]
+        checked = check_together(tasks)
+        if checked is None:  # or else one by one, which also says what is wrong with which
+            checked = [one.examples(*task) for one, task in zip(fresh, tasks, strict=True)]
         if not checked:
             return []
         numbered = [(X, one.numbered(y)) for one, (X, y) in zip(fresh, checked, strict=True)]
@@ -132,6 +135,19 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
     def logits(self, X: Any) -> Float[np.ndarray, "query way"]:  # noqa: N803
         check_is_fitted(self)
         return self.adapted_.logits(np.asarray(validate_data(self, X, dtype=np.float32, reset=False)))
+
+
+def check_together(tasks: Sequence[tuple[Any, Any]]) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    """The tasks as `LEOClassifier.examples` checks them, if they are arrays of one width with nothing to refuse."""
+    pairs = [(X, np.asarray(y)) for X, y in tasks]
+    shapes = {(X.ndim, X.shape[1:], X.dtype) for X, _ in pairs if isinstance(X, np.ndarray)}
+    alike = len(shapes) == 1 and all(isinstance(X, np.ndarray) and y.shape == X.shape[:1] for X, y in pairs)
+    if not alike or pairs[0][0].ndim != 2 or pairs[0][0].dtype.kind not in "fiu":
+        return None
+    if len({y.dtype.kind for _, y in pairs}) > 1 or pairs[0][1].dtype.kind not in "iuU" or not min(map(len, pairs)):
+        return None
+    found = [(np.asarray(X, np.float32), y) for X, y in pairs]
+    return found if all(len(X) and np.isfinite(X).all() for X, _ in found) else None
 
 
 class LEORegressor(RegressorMixin, BaseEstimator):

@@ -19,9 +19,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from metaleo.compiling import compiled
 from metaleo.devices import AXIS, can_share, everywhere, on_each
+from metaleo.engines import Engine, choose
 from metaleo.files import replacing
 from metaleo.learners.learner import Hyper, Learner
-from metaleo.objective import accuracy, query_loss
+from metaleo.losses import accuracy, query_loss
+from metaleo.model.heads import Head
 from metaleo.tasks.episodes import Episodes
 from metaleo.tasks.task import Batch, Task, Tasks, key_apart
 
@@ -69,22 +71,45 @@ def calibrate(probabilities: Float[Array, "example way"], query: Batch) -> Calib
     return Calibration(member.sum(0), correct.astype(confidence.dtype) @ member, confidence @ member)
 
 
-def score(learner: Learner, task: Task) -> Score:
-    """Adapt to the support set with means and without dropout, then predict the query set."""
-    logits = jax.vmap(learner.adapt(task.support).head)(task.query.inputs)
-    return Score(
-        accuracy(logits, task.query),
-        query_loss(logits, task.query),
-        calibrate(jax.nn.softmax(logits), task.query),
-    )
+def score(head: Head, query: Batch) -> Score:
+    """What the head of a task says of its query set."""
+    logits = jax.vmap(head)(query.inputs)
+    return Score(accuracy(logits, query), query_loss(logits, query), calibrate(jax.nn.softmax(logits), query))
 
 
-def score_tasks(learner: Learner, episodes: Episodes, key: PRNGKeyArray, indices: Int[Array, " task"]) -> Score:
-    """Scores of the tasks of these numbers; task i is `fold_in(key, i)`, whatever tasks are beside it."""
+def score_tasks(
+    learner: Learner,
+    episodes: Episodes,
+    key: PRNGKeyArray,
+    indices: Int[Array, " task"],
+    engine: Engine | None = None,
+) -> Score:
+    """Scores of the tasks of these numbers; task i is `fold_in(key, i)`, whatever tasks are beside it.
+
+    Learners adapt with means and without dropout.
+    """
+    engine = engine or choose(learner)
     keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
     picks = jax.vmap(episodes.pick)(keys)  # of all tasks first: these steps are tiny
-    at_once = min(tasks_at_once(episodes), len(indices))
-    return jax.lax.map(lambda own: score(learner, episodes.fetch(own)), picks, batch_size=at_once)
+
+    def score_some(picks: PyTree) -> Score:
+        tasks = jax.vmap(episodes.fetch)(picks)
+        return jax.vmap(score)(engine.adapt(learner, tasks.support), tasks.query)
+
+    return in_chunks(score_some, picks, tasks_at_once(episodes))
+
+
+def in_chunks(function: Callable[[PyTree], PyTree], batch: PyTree, size: int) -> PyTree:
+    """A function of a batch, so many of its entries at a time."""
+    total = len(jax.tree.leaves(batch)[0])
+    whole = total // size * size
+    chunks = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, size, *leaf.shape[1:]), batch)
+    results = []
+    if whole:
+        results.append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), jax.lax.map(function, chunks)))
+    if whole < total:
+        results.append(function(jax.tree.map(lambda leaf: leaf[whole:], batch)))
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
 
 
 def map_tasks(
@@ -104,10 +129,11 @@ def map_tasks(
 
 
 @functools.cache
-def scorer(shared: bool) -> Callable[..., Score]:
+def scorer(shared: bool, engine: Engine) -> Callable[..., Score]:
     """`score_tasks`, compiled; the tasks may be shared out among the devices."""
     specs = Spec(), Spec(), Spec(), Spec(AXIS)
-    return compiled(on_each(score_tasks, specs, Spec(AXIS)) if shared else score_tasks)
+    score_own = functools.partial(score_tasks, engine=engine)
+    return compiled(on_each(score_own, specs, Spec(AXIS)) if shared else score_own)
 
 
 def tasks_at_once(tasks: Tasks) -> int:
@@ -124,12 +150,13 @@ def evaluate(
     seed: int,
     num_tasks: int,
     progress: Callable[[int], None] = lambda done: None,
+    engine: Engine | None = None,
 ) -> Score:
     """Scores of `num_tasks` tasks, a block of them at a time; `progress` hears how many are done."""
     shared = can_share(min(for_this(BLOCK), num_tasks))
     if shared:
         learner, episodes = everywhere((learner, episodes))
-    score_block = scorer(shared)
+    score_block = scorer(shared, engine or choose(learner))
     return in_blocks(lambda indices: score_block(learner, episodes, task_key(seed), indices), num_tasks, progress)
 
 
@@ -154,10 +181,12 @@ def in_blocks(
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
 
 
-def mean_merit(learner: Learner, tasks: Tasks, key: PRNGKeyArray, indices: Int[Array, " task"]) -> Float[Array, ""]:
+def mean_merit(
+    learner: Learner, tasks: Tasks, key: PRNGKeyArray, indices: Int[Array, " task"], engine: Engine | None = None
+) -> Float[Array, ""]:
     """What validation is to raise: accuracy, or without classes minus the query loss of sampled solutions."""
     if isinstance(tasks, Episodes):
-        return score_tasks(learner, tasks, key, indices).accuracy.mean()
+        return score_tasks(learner, tasks, key, indices, engine).accuracy.mean()
 
     def merit(task: Task, key: PRNGKeyArray) -> Float[Array, ""]:
         return -learner.meta_loss(task, Hyper(keep=1.0), key)[1]["query_loss"]

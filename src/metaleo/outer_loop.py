@@ -4,7 +4,7 @@ A run is `start`, then `advance` (some meta-steps) and `validate` (keep the best
 pure and written for one run; five seeds, or the trials of a search, are a `vmap` of the same functions.
 """
 
-import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +15,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
 
-from metaleo.devices import in_parts, mean_over_devices, own_share
+from metaleo.engines import Engine, choose
 from metaleo.evaluation import mean_merit
-from metaleo.kernels.optimiser import in_two_passes
 from metaleo.learners.learner import Hyper, Info, Learner
-from metaleo.tasks.task import Task, Tasks
+from metaleo.tasks.task import Tasks
 
 CLIP = 0.1
 """The paper clips the meta-gradient at this absolute value, and then its norm at the same."""
@@ -65,8 +64,7 @@ def make_optimiser(clip: str = "global") -> optax.GradientTransformation:
     """
     norm = {"global": optax.clip_by_global_norm, "per-tensor": clip_each_norm}[clip](CLIP)
     steps = optax.chain(optax.clip(CLIP), norm, optax.scale_by_adam())
-    careful = optax.apply_if_finite(steps, max_consecutive_errors=2**31 - 1)
-    return in_two_passes(careful, CLIP) if clip == "global" else careful
+    return optax.apply_if_finite(steps, max_consecutive_errors=2**31 - 1)
 
 
 def as_tree(learner: Learner) -> Any:
@@ -91,22 +89,25 @@ def start(learner: Learner, optimiser: optax.GradientTransformation) -> RunState
 
 def meta_gradient(
     learner: Learner,
-    tasks: PyTree,
+    tasks: Tasks,
+    picks: PyTree,
     hyper: Hyper,
     keys: Key[Array, " task"],
-    fetch: Callable[[PyTree], Task] = lambda task: task,
+    engine: Engine,
 ) -> tuple[Learner, dict[str, Float[Array, " task"]]]:
-    """∇φ of the mean loss over a meta-batch of tasks, and the diagnostics of each; `fetch` makes tasks of what they are
-    given as."""
+    """∇φ of the mean loss over a meta-batch of tasks, regularised, and the diagnostics of each task."""
 
-    def mean_loss(learner):
-        def loss(task, key):
-            return learner.meta_loss(fetch(task), hyper, key)
+    def objective(learner):
+        losses, infos = engine.meta_losses(learner, tasks, picks, hyper, keys)
+        return losses.mean() + engine.regulariser(learner, hyper), infos
 
-        losses, infos = jax.vmap(loss)(tasks, keys)
-        return losses.mean(), infos
+    return jax.grad(objective, has_aux=True)(learner)
 
-    return jax.grad(mean_loss, has_aux=True)(learner)
+
+MetaGradient = Callable[
+    [Learner, Tasks, PyTree, Hyper, Key[Array, " task"]], tuple[Learner, dict[str, Float[Array, " task"]]]
+]
+"""`meta_gradient` by some engine."""
 
 
 def advance(
@@ -119,41 +120,41 @@ def advance(
     num_steps: int,
     decay_over: int | None = None,
     unroll: int = 1,
-    shared: bool = False,
+    gradient: MetaGradient | None = None,
 ) -> tuple[RunState, Info]:
     """`num_steps` meta-steps (Algorithm 1, lines 3-17), and the means of their diagnostics.
 
     Step t uses `fold_in(key, t)` alone, so a run that was cut anywhere goes on as if it had not been. The learning
     rate stays, or falls to zero over `decay_over` steps along half a cosine. `unroll`: so many steps are one turn of
-    the loop. `shared`: every device computes the gradient of its share of the tasks.
+    the loop.
     """
+    gradient = gradient or functools.partial(meta_gradient, engine=choose(state.learner))
     numbers = state.step + jnp.arange(num_steps)
     keys = jax.vmap(lambda t: jax.random.fold_in(key, t))(numbers)
     done = jnp.zeros(num_steps) if decay_over is None else numbers.astype(jnp.float32) / decay_over
     rates = hyper.learning_rate * (1 + jnp.cos(jnp.pi * done)) / 2
     keys = jax.vmap(lambda k: jax.random.split(k, (2, meta_batch)))(keys)  # (step, task or noise, meta_batch)
-    if shared:
-        keys = own_share(keys, axis=2)
     picks = jax.vmap(jax.vmap(tasks.pick))(keys[:, 0])  # once for all steps: these kernels are tiny
 
     def meta_step(carry, now):
         learner, optimiser_state = carry
         picks_now, noise_keys, rate = now
-        with in_parts() if shared else contextlib.nullcontext():
-            gradient, info = meta_gradient(learner, picks_now, hyper, noise_keys, tasks.lend)
-        gradient = mean_over_devices(gradient) if shared else gradient
-        direction, optimiser_state = optimiser.update(as_tree(gradient), optimiser_state)
+        direction, info = gradient(learner, tasks, picks_now, hyper, noise_keys)
+        direction, optimiser_state = optimiser.update(as_tree(direction), optimiser_state)
         updates = jax.tree.map(lambda d: -rate * d, direction)
         return (optax.apply_updates(learner, updates), optimiser_state), info
 
     before = state.learner, state.optimiser
     (learner, optimiser_state), infos = jax.lax.scan(meta_step, before, (picks, keys[:, 1], rates), unroll=unroll)
     info = jax.tree.map(lambda values: jnp.mean(values, where=jnp.isfinite(values)), infos)
-    info = mean_over_devices(info) if shared else info
     ahead = eqx.tree_at(
         lambda s: (s.learner, s.optimiser, s.step), state, (learner, optimiser_state, state.step + num_steps)
     )
     return unless_stopped(state, ahead), info
+
+
+MeanMerit = Callable[[Learner, Tasks, PRNGKeyArray, Int[Array, " task"]], Float[Array, ""]]
+"""`evaluation.mean_merit` by some engine."""
 
 
 def validate(
@@ -162,13 +163,11 @@ def validate(
     tasks: Tasks,
     patience: int | Int[Array, ""],
     num_tasks: int,
-    shared: bool = False,
+    mean_merit: MeanMerit = mean_merit,
 ) -> tuple[RunState, Float[Array, ""]]:
     """Merit on the validation tasks of `key`; the best learner is kept, and `patience` steps without a better one
     stop the run."""
-    numbers = jnp.arange(num_tasks)
-    merit = mean_merit(state.learner, tasks, key, own_share(numbers) if shared else numbers)
-    merit = mean_over_devices(merit) if shared else merit
+    merit = mean_merit(state.learner, tasks, key, jnp.arange(num_tasks))
     better = merit > state.best_merit
     judged = eqx.tree_at(
         lambda s: (s.best, s.best_merit, s.best_step),

@@ -10,6 +10,7 @@ RUN/curves.png           accuracy over meta-steps
 import dataclasses
 import json
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from metaleo.config import PROBLEMS, TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.data.rows import place
 from metaleo.devices import everywhere
+from metaleo.engines import AUTO, choose, engines
 from metaleo.errors import BadInput
 from metaleo.features.networks import load_network
 from metaleo.files import write_text
@@ -39,6 +41,7 @@ from metaleo.population import (
     lanes_for,
     meet,
     report_every,
+    runs_per_device,
     spread,
     validator,
 )
@@ -63,6 +66,9 @@ def resume(folder: Path, steps: int | None) -> TrainConfig:
     if not config_path.is_file():
         raise BadInput(f"nothing to resume: {folder} has no config.json")
     config = TrainConfig.read(config_path)
+    if config.engine not in (AUTO, *engines()):
+        warnings.warn(f"{folder} was begun with the engine {config.engine}, which is not installed here", stacklevel=2)
+        config = dataclasses.replace(config, engine=AUTO)
     if steps is not None and steps != config.steps:
         if config.decay:
             raise BadInput(
@@ -91,6 +97,7 @@ class Run:
         self.training, self.validation = everywhere((training, validation))
         self.seeds = range(config.seed, config.seed + config.seeds)
         self.lanes = lanes_for(config.seeds)
+        self.engine = choose(config.structure.blank(), config.engine, runs_per_device(self.lanes))
         hyper = jax.tree.map(lambda value: jnp.full(config.seeds, value, jnp.float32), config.hyper)
         keys = [outer_loop.split_run_key(jax.random.key(seed)) for seed in self.seeds]
         self.init_keys = jnp.stack([key[0] for key in keys])
@@ -151,6 +158,7 @@ class Run:
             merit = {name: float(value) for name, value in self.merit(state.best_merit[index]).items()}
             header = {
                 "config": self.config.to_json(),
+                "engine": self.engine.name,
                 "seed": seed,
                 "step": int(state.best_step[index]),
                 **merit,
@@ -180,12 +188,12 @@ class Run:
                 every = config.validate_every
                 num_steps = min(report_every(), every - step % every, config.steps - step)
                 decay_over = config.steps if config.decay else None
-                advance = advancer(self.lanes, num_steps, config.meta_batch, config.clip, decay_over)
+                advance = advancer(self.engine, self.lanes, num_steps, config.meta_batch, config.clip, decay_over)
                 state, info = advance(state, self.hyper, self.step_keys, self.training)
                 step += num_steps
                 validated = step % every == 0 or step == config.steps
                 if validated:
-                    validate = validator(self.lanes, config.validation_tasks)
+                    validate = validator(self.engine, self.lanes, config.validation_tasks)
                     state, merit = validate(state, self.validation_key, self.validation, self.patience)
                     info = info | self.merit(merit)
                 seen = (info, state.step, state.stopped, state.skipped, state.skipped_in_a_row)

@@ -30,6 +30,7 @@ from metaleo.config import ABLATIONS, Clip, Structure, TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.data.rows import place
 from metaleo.devices import everywhere
+from metaleo.engines import choose
 from metaleo.errors import BadInput
 from metaleo.files import write_text
 from metaleo.journal import Interrupted, stop_signals
@@ -43,6 +44,7 @@ from metaleo.population import (
     lanes_for,
     meet,
     report_every,
+    runs_per_device,
     spread,
     tell_all,
     validator,
@@ -170,6 +172,7 @@ class Search:
         self.ends = rungs(train.steps, config.halvings, train.validate_every)
         widest = (4 if jax.default_backend() == "cpu" else 16) * jax.device_count() if lanes is None else lanes
         self.lanes = lanes_for(min(widest, config.batch))
+        self.engine = choose(train.structure.blank(), train.engine, runs_per_device(self.lanes))
         self.path = folder / "population.safetensors"
         self._saved_at = time.monotonic()
 
@@ -272,10 +275,10 @@ class Search:
         states = jax.tree.map(lambda leaf: leaf[part], batch.states)
         states, hyper, step_keys = spread((states, hyper, jnp.stack([key[1] for key in keys])), self.lanes)
         validation_key, patience = everywhere((keys[0][2], jnp.int32(2**31 - 1)))
-        validate = validator(self.lanes, train.validation_tasks)
+        validate = validator(self.engine, self.lanes, train.validation_tasks)
         while step < end:
             num_steps = min(report_every(), every - step % every, end - step)
-            advance = advancer(self.lanes, num_steps, train.meta_batch, train.clip)
+            advance = advancer(self.engine, self.lanes, num_steps, train.meta_batch, train.clip)
             states, _ = advance(states, hyper, step_keys, self.training)
             step += num_steps
             if step % every == 0 or step == end:

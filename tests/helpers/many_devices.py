@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from helpers.small import HYPER, make_learner, make_metaset
+from metaleo.engines import choose
 from metaleo.evaluation import evaluate
 from metaleo.outer_loop import make_optimiser, start
 from metaleo.population import advancer, spread, validator
@@ -26,7 +27,7 @@ for name in sys.argv[1:]:
     if jax.tree.leaves(learner):  # there is something to train
         one_run = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (start(learner, make_optimiser()), HYPER))
         state, hyper, keys = spread((*one_run, jax.random.split(jax.random.key(0), 1)), 1)
-        state, _ = advancer(1, 2, META_BATCH, "global")(state, hyper, keys, training)
-        _, merit = validator(1, TASKS)(state, jax.random.key(1), validation, 10)
+        state, _ = advancer(choose(learner), 1, 2, META_BATCH, "global")(state, hyper, keys, training)
+        _, merit = validator(choose(learner), 1, TASKS)(state, jax.random.key(1), validation, 10)
         print(f", after two meta-steps {float(merit[0]):.2f}", end="", flush=True)
     print(flush=True)

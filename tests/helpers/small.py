@@ -19,7 +19,7 @@ from metaleo.errors import BadInput
 from metaleo.learners import Hyper
 from metaleo.subjects import Bench, Subject
 from metaleo.tasks import Batch, Task
-from metaleo.tasks.task import Origin, labelled
+from metaleo.tasks.task import Tasks
 
 DIM = 8
 HYPER = Hyper(learning_rate=1e-2, kl=0.1, encoder_penalty=0.1, l2=1e-3, orthogonality=0.1, keep=0.8)
@@ -59,7 +59,7 @@ def make_batch(seed=0, counts=(2, 2, 2)):
     """Examples around one direction per class; `counts` of each."""
     random = np.random.default_rng(seed)
     labels = np.repeat(np.arange(len(counts)), counts)
-    inputs = np.eye(DIM)[labels] + 0.5 * random.normal(size=(len(labels), DIM))
+    inputs = np.eye(DIM)[labels % DIM] + 0.5 * random.normal(size=(len(labels), DIM))
     inputs /= np.linalg.norm(inputs, axis=1, keepdims=True)
     dtype = jax.dtypes.canonicalize_dtype(np.float64)
     return Batch(
@@ -111,18 +111,21 @@ def make_subject(folder, structure, metaset=None, shot=2):
     return subject, Bench([subject])
 
 
-def fetch_from(table):
-    """From a key to a 3-way task of rows of a table, padded, whose queries tell where they lie."""
+class Given(Tasks):
+    """Tasks that there are, by their numbers."""
 
-    def batch(rows):
-        present = jnp.arange(len(rows)) < len(rows) - 1
-        return labelled(table[rows], np.arange(len(rows)) % 3, 3, present)
+    tasks: Task
 
-    def fetch(key):
-        support, query = jnp.split(jax.random.permutation(key, len(table))[:11], [4])
-        return Task(batch(support), dataclasses.replace(batch(query), origin=Origin(table, query)))
+    def sample(self, key):
+        return self.fetch(jax.random.randint(key, (), 0, len(self.tasks.support.mask)))
 
-    return fetch
+    def fetch(self, picks):
+        return jax.tree.map(lambda leaf: leaf[picks], self.tasks)
+
+
+def meta_loss_with(leo, task, hyper, noise, key=None):
+    """The loss of a LEO on one task (Eq. 6) with the noise of adaptation given; a key is for dropout of queries."""
+    return leo.loss_after(leo.adapt_with(task.support, noise), task.query, hyper, noise, key)
 
 
 def own_loss(network, theta, support):
@@ -144,12 +147,18 @@ def adapt(learner, support):
 
 @jax.jit
 def meta_loss(learner, task, hyper, key):
-    return learner.meta_loss(task, hyper, key)
+    return whole_loss(learner, task, hyper, key)
+
+
+def whole_loss(learner, task, hyper, key):
+    """Of a meta-step with this one task, and its diagnostics."""
+    loss, info = learner.meta_loss(task, hyper, key)
+    return loss + learner.regulariser(hyper), info
 
 
 @jax.jit
 def meta_gradient(learner, task, hyper, key):
-    return jax.grad(lambda one: one.meta_loss(task, hyper, key)[0])(learner)
+    return jax.grad(lambda one: whole_loss(one, task, hyper, key)[0])(learner)
 
 
 @jax.jit
@@ -173,7 +182,7 @@ def check_meta_gradient(learner, task, hyper, key, rtol=1e-5, atol=1e-8):
 
     @jax.jit
     def loss(leaves):
-        return jax.tree.unflatten(structure, leaves).meta_loss(task, hyper, key)[0]
+        return whole_loss(jax.tree.unflatten(structure, leaves), task, hyper, key)[0]
 
     gradients = jax.jit(jax.grad(loss))(leaves)
     for index, leaf in enumerate(leaves):

@@ -1,6 +1,7 @@
 """LEO beyond linear classifiers: any network, one code or one per class, several samples."""
 
 import dataclasses
+import functools
 
 import equinox as eqx
 import jax
@@ -22,14 +23,15 @@ from helpers.small import (
     message,
     meta_gradient,
     meta_loss,
+    meta_loss_with,
     shake,
     stack,
 )
 from metaleo.learners import LEO, Hyper, MetaSGD
-from metaleo.learners.leo import Noise
+from metaleo.learners.leo_path import Noise, draw
+from metaleo.losses import cross_entropy, mixture_loss
 from metaleo.model.encoder import Encoder
 from metaleo.model.network import Network, dot, linear, named
-from metaleo.objective import cross_entropy, mixture_loss
 from metaleo.tasks import Batch, Task
 from metaleo.tasks.functions import SinesAndLines
 
@@ -112,7 +114,7 @@ def test_one_code_with_a_linear_head_is_the_classification_learner(training):
         classes.finetune_steps,
     )
     task = make_task()
-    noise = classes.draw_noise(task.support, HYPER, KEY) if training else None
+    noise = draw(classes, task.support, HYPER, KEY) if training else None
     flat = noise
     if noise is not None:
         # the same standard normals; σ of weights has a factor sqrt(2 / (codes + size)) that differs
@@ -128,7 +130,7 @@ def test_one_code_with_a_linear_head_is_the_classification_learner(training):
 
     plain = dataclasses.replace(HYPER, l2=0.0, orthogonality=0.0)
     slopes = [
-        jax.jit(jax.grad(lambda leo, noise=noise: leo.meta_loss_with(task, plain, noise, None)[0]))(leo)
+        jax.jit(jax.grad(lambda leo, noise=noise: meta_loss_with(leo, task, plain, noise)[0]))(leo)
         for leo, noise in ((classes, noise), (one, flat))
     ]
     blocks = slopes[1].decoder.to_mean.reshape(WAY, 4, WAY, DIM)
@@ -249,7 +251,7 @@ def test_several_samples_are_judged_together():
 
 def test_a_key_alone_samples_but_drops_nothing():
     leo, support = make_learner(way=WAY), make_batch()
-    noise = jax.eval_shape(leo.draw_noise, support, None, KEY)
+    noise = jax.eval_shape(functools.partial(draw, leo), support, None, KEY)
     assert noise.encoder_mask is None
     assert noise.code is not None
     sample = jax.jit(lambda learner, key: learner.adapt(support, None, key).head.weights)
@@ -263,7 +265,7 @@ def test_a_key_alone_samples_but_drops_nothing():
 
 def test_real_inputs_are_never_dropped():
     leo, support = make("regression"), task_of("regression").support
-    assert jax.eval_shape(leo.draw_noise, support, HYPER, KEY).encoder_mask is None
+    assert jax.eval_shape(functools.partial(draw, leo), support, HYPER, KEY).encoder_mask is None
 
 
 # Bad input

@@ -9,6 +9,7 @@ import pytest
 
 from helpers.small import HYPER, adapt, close, make_batch, make_learner, make_task, meta_gradient, meta_loss
 from metaleo.config import ABLATIONS
+from metaleo.learners.leo_path import draw
 
 SUPPORT = make_batch()
 
@@ -52,7 +53,7 @@ def test_random_prior_has_no_encoder_and_starts_from_nothing():
     assert not adaptation.trace.code.any()
     assert adaptation.trace.adapted_code.any()
     keys = jax.random.split(jax.random.key(0), 2000)
-    codes = jax.jit(jax.vmap(lambda key: learner.draw_noise(SUPPORT, HYPER, key).code))(keys)
+    codes = jax.jit(jax.vmap(lambda key: draw(learner, SUPPORT, HYPER, key).code))(keys)
     np.testing.assert_allclose([codes.mean(), codes.std()], [0, 1], atol=0.02)
     sampled = jax.jit(lambda key: learner.adapt(SUPPORT, HYPER, key).trace)(keys[0])
     close(sampled.code, codes[0])  # the prior itself: mean 0, scale 1

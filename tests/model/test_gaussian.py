@@ -5,13 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from metaleo.model.gaussian import (
-    Gaussian,
-    kl_to_standard,
-    official_scale,
-    sampled_kl_to_standard,
-    smooth_scale,
-)
+from metaleo.model.gaussian import Gaussian, Scale, kl_to_standard, sampled_kl_to_standard
 
 
 @pytest.mark.parametrize(("mean", "scale"), [(0.0, 1.0), (0.7, 0.3), (-2.0, 2.5)])
@@ -39,7 +33,8 @@ def test_sampled_kl_survives_a_vanishing_scale():
 
 def test_scales():
     raw = jnp.array([-5.0, 0.0, 1.0])
-    np.testing.assert_allclose(smooth_scale(raw, 0.1), 0.1 * np.log2(1 + np.exp(raw)), rtol=1e-5)
-    np.testing.assert_allclose(official_scale(raw, 0.1), [1e-10, 0.1, np.e - 0.9], rtol=1e-5)
-    assert jax.grad(lambda u: smooth_scale(u, 0.1))(-5.0) > 0
-    assert jax.grad(lambda u: official_scale(u, 0.1))(-5.0) == 0  # the dead zone that `smooth_scale` is without
+    smooth, official = Scale(False, 0.1), Scale(True, 0.1)
+    np.testing.assert_allclose(smooth(raw), 0.1 * np.log2(1 + np.exp(raw)), rtol=1e-5)
+    np.testing.assert_allclose(official(raw), [1e-10, 0.1, np.e - 0.9], rtol=1e-5)
+    assert jax.grad(smooth)(jnp.float32(-5.0)) > 0
+    assert jax.grad(official)(jnp.float32(-5.0)) == 0  # the dead zone that the other is without

@@ -8,8 +8,8 @@ import pytest
 
 from helpers.small import close, message
 from metaleo.config import PRESETS
+from metaleo.losses import cross_entropy
 from metaleo.model.network import Network, gaussian_nll, linear, named
-from metaleo.objective import cross_entropy
 from metaleo.tasks.functions import points
 from metaleo.tasks.task import Batch
 

@@ -40,7 +40,7 @@ def test_many_examples_in_parts(float64, monkeypatch, per_class):
         return jnp.sum(net(codes, support, per_class) ** 2)
 
     whole, gradient = total(net, codes), jax.jit(jax.grad(total))(net, codes)
-    monkeypatch.setattr(relation, "MANY", 5)  # 25 pairs at a time: one example with all its partners
+    monkeypatch.setattr(relation, "PAIRS_AT_ONCE", 25)  # 25 pairs at a time: one example with all its partners
     close(total(net, codes), whole, 1e-12)
     in_parts = jax.jit(jax.grad(lambda *given: total(*given)))(net, codes)  # compiled anew
     jax.tree.map(lambda one, other: close(one, other, 1e-12), in_parts, gradient)

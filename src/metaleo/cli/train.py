@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from metaleo.cli.common import Float, Int, Place, Text, YesNo, flag, given, say, show_merit, train_with_progress
 from metaleo.config import LEARNERS, PROBLEMS, UNTRAINED, Clip, Sizes, TrainConfig, find_preset
 from metaleo.data.store import EMBEDDED
+from metaleo.engines import choose
 from metaleo.errors import BadInput
 
 
@@ -76,6 +77,9 @@ class Train:
     """Validations without a better one before the run stops early (20)."""
     clip: Annotated[Clip | None, flag("{global,per-tensor}")] = None
     """Clip the norm of the whole meta-gradient (global: the paper) or of each tensor (per-tensor: its code)."""
+    engine: Text = None
+    """What computes: reference (learners as they are written) or closed-form (LEO's derivatives written out), equal to
+    rounding; a wrong name lists all that are installed (the fastest that can)."""
     decay: YesNo = None
     """Let the learning rate fall to zero over --steps, along half a cosine (False)."""
 
@@ -155,7 +159,7 @@ class Train:
             hyper=dataclasses.replace(preset.hyper, **given(self, type(preset.hyper))),  # type: ignore[arg-type]
         )
         check_config(config)
-        return config
+        return dataclasses.replace(config, engine=choose(config.structure.blank(), config.engine).name)
 
     def tail(self, dim: int) -> Sizes | None:
         """The sizes of the last stage that is learned too, if one is."""

@@ -77,3 +77,6 @@ class Joint(Learner):
 
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
         return self.learner.meta_loss(Task(self.seen(task.support), self.seen(task.query)), hyper, key)
+
+    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+        return self.learner.regulariser(hyper)

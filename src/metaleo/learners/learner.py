@@ -1,4 +1,4 @@
-"""The contract that every algorithm keeps, and the randomness they share."""
+"""The contract that every algorithm keeps, and what they share."""
 
 import abc
 import dataclasses
@@ -9,11 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from metaleo.inner_loop import descend
-from metaleo.kernels.launching import hurried
-from metaleo.kernels.queries import judging
-from metaleo.model.heads import Head, LinearHead
+from metaleo.losses import accuracy, cross_entropy, query_loss
+from metaleo.model.heads import Head
 from metaleo.model.network import Network
-from metaleo.objective import accuracy, cross_entropy, l2, query_loss
 from metaleo.randomness import masks
 from metaleo.tasks.task import Batch, Task
 
@@ -62,9 +60,18 @@ class Learner(eqx.Module):
         possible, but drops nothing; for other learners it changes nothing.
         """
 
-    @abc.abstractmethod
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        """What the outer loop minimises, for one task: adapt to the support set, pay on the query set."""
+        """What the outer loop minimises, for one task: the query loss of the head adapted to the support set (Eq. 2).
+
+        Unless a learner says otherwise.
+        """
+        head = self.adapt(task.support, hyper, key).head
+        return query_loss_and_metrics(head, task.query, hyper, key, getattr(self, "network", None))
+
+    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+        """What the outer loop adds to the mean over tasks, once in a meta-step; for most, a penalty on weights."""
+        del hyper
+        return jnp.zeros(())
 
     def informed(self, mean: Float[Array, " dim"]) -> "Learner":
         """This learner, knowing the mean of the training features; most have no use for it."""
@@ -112,40 +119,16 @@ def descend_weights(
     return descend(loss, start, step_size, num_steps, masks, first_order, limit)
 
 
-def judge(
+def query_loss_and_metrics(
     head: Head, query: Batch, hyper: Hyper, key: PRNGKeyArray | None, network: Network | None = None
 ) -> tuple[Float[Array, ""], Info]:
-    """The loss of a head on the query set, under dropout like every other prediction."""
+    """The loss of a head on the query set, under dropout like every other prediction; and what is reported of it."""
     if network is not None:
         network.check(query)
         key = key if network.dropout else None
-    if query.origin is not None and key is not None and isinstance(head, LinearHead) and not hurried():
-        loss, right = judging(judge_linear, QUERY)(head.weights, key, hyper.keep, query, query.origin)
-        return loss, {"query_loss": loss, "query_accuracy": right}
     predictions = jax.vmap(head)(dropped(query, hyper, key, QUERY))
     loss = query_loss(predictions, query, cross_entropy if network is None else network.loss)
-    info = {"query_loss": loss}
+    metrics = {"query_loss": loss}
     if network is None or network.classifies:
-        info |= {"query_accuracy": accuracy(predictions, query)}
-    return loss, info
-
-
-def judge_linear(
-    weights: Float[Array, "way dim"], query: Batch, key: PRNGKeyArray, keep: Float[Array, ""]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Loss and accuracy of a linear classifier under dropout."""
-    loss, info = judge(LinearHead(weights), query, Hyper(keep=keep), key)
-    return loss, info["query_accuracy"]
-
-
-def pay(
-    learner: Learner,
-    weights: list[Float[Array, "..."]],
-    task: Task,
-    hyper: Hyper,
-    key: PRNGKeyArray | None,
-    network: Network | None = None,
-) -> tuple[Float[Array, ""], Info]:
-    """The query loss of the adapted head (Eq. 2), with L2 on the weights given."""
-    loss, info = judge(learner.adapt(task.support, hyper, key).head, task.query, hyper, key, network)
-    return loss + hyper.l2 * l2(*weights), info
+        metrics |= {"query_accuracy": accuracy(predictions, query)}
+    return loss, metrics

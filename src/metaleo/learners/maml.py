@@ -1,15 +1,13 @@
 """MAML, first-order MAML, Meta-SGD and Reptile, on the same networks as LEO: descent from a learned start."""
 
-import dataclasses
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from metaleo.learners.learner import SUPPORT, Adaptation, Hyper, Info, Learner, descend_weights, pay
+from metaleo.learners.learner import SUPPORT, Adaptation, Hyper, Info, Learner, descend_weights
+from metaleo.losses import l2
 from metaleo.model.network import Network
-from metaleo.objective import l2
 from metaleo.randomness import masks
 from metaleo.tasks.task import Batch, Task
 
@@ -83,8 +81,8 @@ class MAML(Learner):
         steps = (self.step_size, self.num_steps)
         return descend_from(self.network, self.start, *steps, support, hyper, key, self.first_order, self.limit)
 
-    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        return pay(self, [self.start], task, hyper, key, self.network)
+    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+        return hyper.l2 * l2(self.start)
 
 
 class MetaSGD(Learner):
@@ -113,8 +111,8 @@ class MetaSGD(Learner):
         step_size = rows_for(self.step_size, self.network.codes(support))
         return descend_from(self.network, self.start, step_size, self.num_steps, support, hyper, key, limit=self.limit)
 
-    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        return pay(self, [self.start], task, hyper, key, self.network)
+    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+        return hyper.l2 * l2(self.start)
 
 
 class Reptile(Learner):
@@ -148,8 +146,10 @@ class Reptile(Learner):
         The diagnostics are those of adapting to the support set alone, as for every learner.
         """
         pull_key, report_key = (None, None) if key is None else jax.random.split(key)
-        _, info = pay(self, [self.start], task, hyper, report_key, self.network)
-        query = dataclasses.replace(task.query, origin=None)  # the examples of both lie in no one place
-        examples = jax.tree.map(lambda *both: jnp.concatenate(both), task.support, query)
+        _, info = super().meta_loss(task, hyper, report_key)
+        examples = jax.tree.map(lambda *both: jnp.concatenate(both), task.support, task.query)
         descent: Descent = self.adapt(examples, hyper, pull_key).trace
-        return l2(descent.start - jax.lax.stop_gradient(descent.end)) + hyper.l2 * l2(self.start), info
+        return l2(descent.start - jax.lax.stop_gradient(descent.end)), info
+
+    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+        return hyper.l2 * l2(self.start)

@@ -10,7 +10,8 @@ from jax.nn.initializers import glorot_uniform
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from metaleo.data.rows import normalise
-from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, dropped, judge, pay
+from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, dropped, query_loss_and_metrics
+from metaleo.losses import l2
 from metaleo.model.embedding import Embedding
 from metaleo.model.heads import AffineHead, AttentionHead, CentredHead, LinearHead, RelationHead, nearest
 from metaleo.tasks.task import Batch, Task
@@ -28,7 +29,7 @@ class NearestCentroid(Learner):
         return Adaptation(LinearHead(self.sharpness * centroids / jnp.maximum(norms, 1e-12)))
 
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        return judge(self.adapt(task.support).head, task.query, hyper, None)
+        return query_loss_and_metrics(self.adapt(task.support).head, task.query, hyper, None)
 
 
 class CL2N(Learner):
@@ -51,7 +52,7 @@ class CL2N(Learner):
         return Adaptation(CentredHead(self.centre, nearest(centroids, self.sharpness)))
 
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        return judge(self.adapt(task.support).head, task.query, hyper, None)
+        return query_loss_and_metrics(self.adapt(task.support).head, task.query, hyper, None)
 
 
 class PrototypicalNet(Learner):
@@ -70,8 +71,8 @@ class PrototypicalNet(Learner):
         head = nearest(prototypes, jnp.exp(self.log_sharpness))
         return Adaptation(AffineHead(self.embedding.transpose(head.weights), head.bias))
 
-    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        return pay(self, [self.embedding.departure], task, hyper, key)
+    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+        return hyper.l2 * l2(self.embedding.departure)
 
 
 class MatchingNet(Learner):
@@ -93,8 +94,8 @@ class MatchingNet(Learner):
         members = support.targets * support.mask[:, None].astype(support.targets.dtype)
         return Adaptation(AttentionHead(self.embedding, examples, members, jnp.exp(self.log_sharpness)))
 
-    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        return pay(self, [self.embedding.departure], task, hyper, key)
+    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+        return hyper.l2 * l2(self.embedding.departure)
 
 
 class RelationNetwork(Learner):
@@ -136,6 +137,5 @@ class RelationNetwork(Learner):
         )
         return Adaptation(head)
 
-    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        weights = [self.embedding.departure, self.for_class, self.for_input, self.middle, self.last]
-        return pay(self, weights, task, hyper, key)
+    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+        return hyper.l2 * l2(self.embedding.departure, self.for_class, self.for_input, self.middle, self.last)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, dropped, judge, pay
+from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, dropped, query_loss_and_metrics
+from metaleo.losses import l2
 from metaleo.model.embedding import Embedding
 from metaleo.model.heads import LinearHead
 from metaleo.tasks.task import Batch, Task
@@ -84,7 +85,7 @@ class LogisticRegression(Learner):
         return Adaptation(LinearHead(self.C * dual.T @ inputs))
 
     def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        return judge(self.adapt(task.support).head, task.query, hyper, None)
+        return query_loss_and_metrics(self.adapt(task.support).head, task.query, hyper, None)
 
 
 def newton_step(
@@ -142,5 +143,5 @@ class RidgeRegression(Learner):
         weights = jnp.exp(self.log_sharpness) * (dual.T @ embedded)
         return Adaptation(LinearHead(self.embedding.transpose(weights)))
 
-    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
-        return pay(self, [self.embedding.departure], task, hyper, key)
+    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+        return hyper.l2 * l2(self.embedding.departure)

@@ -2,6 +2,7 @@
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from metaleo.model.encoder import layers, through
@@ -25,11 +26,11 @@ class Decoder(eqx.Module):
         latent: int,
         size: int,
         widths: tuple[int, ...] = (),
-        start: Float[Array, " size"] | None = None,
+        start: Float[np.ndarray, " size"] | None = None,
     ) -> "Decoder":
         *hidden, weight = layers(key, (latent, *widths, 2 * size))
         to_mean, to_raw_scale = jnp.split(weight, 2, axis=1)
-        return cls(to_mean, to_raw_scale, tuple(hidden), start)
+        return cls(to_mean, to_raw_scale, tuple(hidden), None if start is None else jnp.asarray(start, float))
 
     @property
     def weight(self) -> Float[Array, "width twice_size"]:

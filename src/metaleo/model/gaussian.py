@@ -15,42 +15,44 @@ class Gaussian(eqx.Module):
     mean: Float[Array, "*shape"]
     scale: Float[Array, "*shape"]
 
+    @classmethod
+    def standard(cls, shape: tuple[int, ...], dtype: jnp.dtype) -> "Gaussian":
+        """N(0, 1) in every number."""
+        return cls(jnp.zeros(shape, dtype), jnp.ones(shape, dtype))
+
     def sample(self, noise: Float[Array, "*shape"] | None) -> Float[Array, "*shape"]:
         """mean + scale ∘ noise, the noise being standard normal; without noise, the mean."""
         return self.mean if noise is None else self.mean + self.scale * noise
 
 
-def smooth_scale(raw: Float[Array, "*shape"], initial: float) -> Float[Array, "*shape"]:
-    """σ = initial · log₂(1 + exp(raw)): positive and with a gradient everywhere, and never steeper than linear.
-
-    An exponential would do for small steps, but a latent step that lengthens a code multiplies σ, which lengthens
-    the next step: at high learning rates one meta-gradient in forty overflowed.
-    """
-    return initial / math.log(2) * jax.nn.softplus(raw)
-
-
-def official_scale(raw: Float[Array, "*shape"], initial: float) -> Float[Array, "*shape"]:
-    """σ = max(exp(raw) - (1 - initial), 1e-10), as the authors' code has it: flat, so without gradient, below."""
-    return jnp.maximum(jnp.exp(raw) - (1 - initial), 1e-10)
-
-
 @dataclasses.dataclass(frozen=True)
-class Slopes:
-    """σ(raw) of one of the two, with its first and second derivative."""
+class Scale:
+    """How a standard deviation σ is read off a network's output; `initial` is its value where that is 0.
+
+    σ = initial · log₂(1 + exp(raw)) is positive, has a gradient everywhere, and is never steeper than linear. An
+    exponential would do for small steps, but a latent step that lengthens a code multiplies σ, which lengthens the
+    next step: at high learning rates one meta-gradient in forty overflowed.
+
+    `official`: σ = max(exp(raw) - (1 - initial), 1e-10), as the authors' code has it: flat, so without gradient, below.
+    """
 
     official: bool
     initial: float
 
-    def __call__(self, raw: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], ...]:
+    def __call__(self, raw: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         if self.official:
-            growth = jnp.exp(raw)
-            scale = growth - (1 - self.initial)
-            slope = jnp.where(scale > 1e-10, growth, jnp.zeros_like(growth))
-            return jnp.maximum(scale, 1e-10), slope, slope
-        small = jnp.exp(-jnp.abs(raw))
-        share = jnp.where(raw >= 0, jnp.ones_like(raw), small) / (1 + small)  # the logistic function
-        factor = self.initial / math.log(2)
-        return factor * (jnp.maximum(raw, 0) + jnp.log(1 + small)), factor * share, factor * share * (1 - share)
+            return jnp.maximum(jnp.exp(raw) - (1 - self.initial), 1e-10)
+        return self.initial / math.log(2) * jax.nn.softplus(raw)
+
+
+def code_scale(official: bool) -> Scale:
+    """σ of a code where the relation net says 0. The authors' code starts at 0, where the KL term is infinite."""
+    return Scale(official, 0.0 if official else 0.1)
+
+
+def weights_scale(official: bool, codes: int, size: int) -> Scale:
+    """σ of weights where the decoder says 0, as Glorot's for a matrix of this shape."""
+    return Scale(official, math.sqrt(2 / (codes + size)))
 
 
 def kl_to_standard(gaussian: Gaussian) -> Float[Array, ""]:

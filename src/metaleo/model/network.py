@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from metaleo.errors import BadInput
+from metaleo.losses import cross_entropy, query_loss
 from metaleo.model.heads import Head, LinearHead
-from metaleo.objective import cross_entropy, query_loss
 from metaleo.tasks.task import Batch
 
 Loss = Callable[[Float[Array, "..."], Float[Array, "..."]], Float[Array, ""]]
@@ -105,12 +105,19 @@ class Network:
     @property
     def linear(self) -> bool:
         """The softmax classifier of the paper's Section 2.3.3, for which there are shorter ways to the same numbers."""
-        return self.apply is dot
+        return self.apply is dot and self.classifies
 
     @property
     def evidence(self) -> int:
         """How many numbers an encoder is shown of each example: its input, and its target where θ is one for all."""
         return math.prod(self.inputs) + (0 if self.targets is None else math.prod(self.targets))
+
+    def evidence_of(
+        self, inputs: Float[Array, "example *input"], targets: Float[Array, "example *target"]
+    ) -> Float[Array, "example evidence"]:
+        """The evidence of a support set, a row for each example."""
+        shown = (inputs,) if self.per_class else (inputs, targets)
+        return jnp.concatenate([part.reshape(len(part), -1) for part in shown], axis=1)
 
     def codes(self, support: Batch) -> int:
         """Codes of a task: one per class, or one."""

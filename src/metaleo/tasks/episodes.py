@@ -1,7 +1,5 @@
 """N-way K-shot sampling without replacement: pure, jittable, at a cost that ignores how much data there is."""
 
-import dataclasses
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,9 +7,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from metaleo.data.metaset import MetaSet
-from metaleo.data.rows import DeviceRows, Rows, place
+from metaleo.data.rows import Rows, place
 from metaleo.errors import BadInput
-from metaleo.tasks.task import Batch, Origin, Task, Tasks
+from metaleo.tasks.task import Batch, Task, Tasks
 
 
 class Picks(eqx.Module):
@@ -72,13 +70,6 @@ class Episodes(Tasks):
             support, query = images[:, : self.shot], images[:, self.shot :]
             present = jnp.ones(query.shape, bool)
         return Picks(self.row_of[starts[:, None] + support], self.row_of[starts[:, None] + query], present)
-
-    def lend(self, picks: Picks) -> Task:
-        task = self.fetch(picks)
-        if not isinstance(self.rows, DeviceRows):
-            return task
-        origin = Origin(self.rows.features, picks.query.reshape(-1))
-        return Task(task.support, dataclasses.replace(task.query, origin=origin))
 
     def fetch(self, picks: Picks) -> Task:
         def batch(rows, present):

@@ -9,13 +9,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 
-class Origin(eqx.Module):
-    """Where inputs lie, for those who can read them there: whoever does spares a copy of them."""
-
-    table: Float[Array, "row dim"]
-    rows: Int[Array, " example"]
-
-
 class Batch(eqx.Module):
     """Examples with their targets. Rows where `mask` is false are padding: they change nothing.
 
@@ -26,7 +19,6 @@ class Batch(eqx.Module):
     inputs: Float[Array, "example *input"]
     targets: Float[Array, "example *target"]
     mask: Bool[Array, " example"]
-    origin: Origin | None = None
 
     @property
     def way(self) -> int:
@@ -64,10 +56,6 @@ class Tasks(eqx.Module):
 
     def fetch(self, picks: PyTree) -> Task:
         return self.sample(picks)
-
-    def lend(self, picks: PyTree) -> Task:
-        """The same, with the origin of queries that have one: for use inside of `vmap`, which copies what leaves it."""
-        return self.fetch(picks)
 
     @property
     def numbers(self) -> int:

@@ -12,7 +12,8 @@ from sklearn.utils import check_random_state
 from metaleo.adapted import pad, padded_length
 from metaleo.errors import BadInput
 from metaleo.learners.learner import Learner
-from metaleo.learners.leo import LEO, Noise
+from metaleo.learners.leo import LEO
+from metaleo.learners.leo_path import Noise, draw
 from metaleo.tasks.functions import DOMAIN
 from metaleo.tasks.task import Batch
 
@@ -66,7 +67,7 @@ def stages_of_many(
 
 def path(leo: LEO, support: Batch, key: PRNGKeyArray) -> Float[Array, "stage code size"]:
     """θ of each stage of one sampled adaptation (Algorithm 1, lines 7-13)."""
-    noise = leo.draw_noise(support, None, key)
+    noise = draw(leo, support, None, key)
     one_step = dataclasses.replace(leo, latent_steps=1)
 
     def step(code, drawn):

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from metaleo.devices import all_of, part_of
 from metaleo.tasks.task import Batch
 
 
@@ -64,39 +63,9 @@ def orthogonality(*layers: Float[Array, "_ _"]) -> Float[Array, ""]:
     Of several layers, the mean.
     """
 
-    return sum(map(orthogonality_of, layers), start=jnp.zeros((), layers[0].dtype)) / len(layers)
+    def of_layer(weight: Float[Array, "latent out"]) -> Float[Array, ""]:
+        squares = jnp.sum(weight**2, axis=1, keepdims=True)
+        rows = weight * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))  # a row of zeros has no direction, nor a gradient
+        return jnp.mean((rows @ rows.T - jnp.eye(len(weight), dtype=weight.dtype)) ** 2)
 
-
-@jax.custom_vjp
-def orthogonality_of(weight: Float[Array, "latent out"]) -> Float[Array, ""]:
-    return of_cosines(weight)[0]
-
-
-def of_cosines(weight: Float[Array, "latent out"]) -> tuple[Float[Array, ""], Array]:
-    """The mean, and the matrix K that makes its gradient KW: nothing has the size of the weights but two products.
-
-    With ŵ = w/|w| and E = C - I, the gradient of mean E² is 4/n² Σ_j E_ij ŵ_j without its part along ŵ_i, which is
-    Σ_j E_ij C_ij of it, and over |w_i|.
-    """
-    norms = jnp.linalg.norm(weight, axis=1)
-    inverse = 1 / jnp.maximum(norms, 1e-12)
-    identity = part_of(jnp.eye(len(weight), dtype=weight.dtype))
-    cosines = part_of(inverse)[:, None] * (part_of(weight) @ weight.T) * inverse[None, :]
-    errors = cosines - identity
-    mean = jnp.mean(errors**2)
-    along = jnp.where(part_of(norms) > 1e-12, jnp.sum(errors * cosines, axis=1), jnp.zeros((), weight.dtype))
-    across = errors - along[:, None] * identity
-    return mean, 4 / errors.size * part_of(inverse)[:, None] * across * inverse[None, :]
-
-
-def orthogonality_forward(weight: Float[Array, "latent out"]) -> tuple[Float[Array, ""], tuple[Array, Array]]:
-    mean, to_gradient = of_cosines(weight)
-    return mean, (weight, to_gradient)
-
-
-def orthogonality_backward(kept: tuple[Array, Array], of_mean: Float[Array, ""]) -> tuple[Float[Array, "latent out"]]:
-    weight, to_gradient = kept
-    return (all_of(of_mean * to_gradient @ weight, len(weight)),)
-
-
-orthogonality_of.defvjp(orthogonality_forward, orthogonality_backward)
+    return sum(map(of_layer, layers), start=jnp.zeros((), layers[0].dtype)) / len(layers)

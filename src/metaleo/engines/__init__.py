@@ -1,0 +1,53 @@
+"""Speed, behind one seam: a batch of tasks.
+
+Learners are written for one task. An engine takes many, and has one law: the numbers are those of `Reference`, which is
+`jax.vmap` of the learner, to rounding. The outer loop, evaluation and the estimators ask for one; nobody else does.
+
+Others can be installed: a distribution announces its engines as entry points of the group `metaleo.engines`.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+
+from metaleo.engines.closed_form import ClosedForm
+from metaleo.engines.engine import Engine as Engine
+from metaleo.engines.reference import Reference
+from metaleo.errors import BadInput
+from metaleo.learners.learner import Learner
+
+GROUP = "metaleo.engines"
+AUTO = "auto"
+"""The fastest that supports what is to be computed."""
+
+
+@functools.cache
+def engines() -> dict[str, Engine]:
+    """All engines by name, the fastest first; each of them falls back on those behind it."""
+    installed = [point.load()() for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
+    return {engine.name: engine for engine in (*installed, ClosedForm(), Reference())}
+
+
+def choose(learner: Learner, name: str = AUTO, runs: int = 1) -> Engine:
+    """The engine of this name if it supports the learner, `runs` of them side by side, and else the next that does."""
+    names = list(engines())
+    name = chosen if name == AUTO else name
+    if name not in (AUTO, *names):
+        raise BadInput(f"unknown engine {name!r}; known are {', '.join((AUTO, *names))}")
+    first = 0 if name == AUTO else names.index(name)
+    return next(engine for engine in list(engines().values())[first:] if engine.supports(learner, runs))
+
+
+chosen = AUTO
+
+
+@contextlib.contextmanager
+def use_engine(name: str) -> Iterator[None]:
+    """With this engine wherever none is asked for by name, instead of the fastest."""
+    global chosen
+    before, chosen = chosen, name
+    try:
+        yield
+    finally:
+        chosen = before

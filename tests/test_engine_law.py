@@ -1,0 +1,235 @@
+"""The law of engines: the numbers are those of the learner as it is written, to rounding.
+
+The reference engine is held against the paper's equations (benchmarks/plain.py), every other against the reference.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import plain
+from helpers.marks import by_default
+from helpers.small import HYPER, Given, close, make_batch, make_learner, make_task, pad, shake, stack
+from metaleo import use_engine
+from metaleo.engines import choose, closed_form, engines
+from metaleo.errors import BadInput
+from metaleo.learners.learner import QUERY
+from metaleo.learners.leo_path import draw
+from metaleo.model.gaussian import Scale
+from metaleo.model.network import Network, dot, linear
+from metaleo.outer_loop import meta_gradient
+from metaleo.randomness import masks
+from metaleo.tasks import Task
+
+EXACT = 1e-9
+"""Of the largest entry, in double precision."""
+ROUNDING = 2e-5
+"""The same in single precision: some hundred times the spacing of its numbers, over ten steps and their derivatives."""
+CASES = {
+    "1-shot": {"shot": 1},
+    "5-shot": {"shot": 5},
+    "official": {"shot": 1, "official": True},
+    "unbalanced and masked": {"shot": None},
+    "20-way": {"way": 20, "shot": 1},
+    "one step": {"shot": 1, "latent_steps": 1, "finetune_steps": 1},
+    "keeping all": {"shot": 2, "keep": 1.0},
+    "deterministic": {"shot": 2, "name": "leo-deterministic"},
+    "no latent steps": {"shot": 2, "latent_steps": 0},
+    "no fine-tuning": {"shot": 2, "finetune_steps": 0},
+    "random prior": {"shot": 2, "name": "leo-random-prior"},
+}
+PLAIN_CASES = [case for case in CASES if case != "random prior"]
+"""Those that plain.py knows."""
+ENGINES = [name for name in engines() if name != "reference"]
+
+
+def make_problem(shot=2, name="leo", way=3, keep=HYPER.keep, seed=0, **changes):
+    """A learner, three tasks, hyper-parameters, and a key for each task."""
+    learner = shake(make_learner(name, way, seed, **{"latent_steps": 3, "finetune_steps": 3, **changes}), 0.2)
+    if shot is None:  # as many rows as the largest, and padding where there are fewer
+        all_counts = (1, 1, 1), (1, 3, 2), (4, 2, 3)
+        tasks = [pad_task(make_batch(seed + i, c), make_batch(seed + 50 + i, c)) for i, c in enumerate(all_counts)]
+    else:
+        tasks = [make_task(seed + i, way, shot) for i in range(3)]
+    return learner, stack(tasks), dataclasses.replace(HYPER, keep=keep), jax.random.split(jax.random.key(seed), 3)
+
+
+def pad_task(*batches):
+    return Task(*(pad(batch, 9 - len(batch.inputs)) for batch in batches))
+
+
+def entry(tree, i):
+    return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def results(engine, learner, tasks, hyper, keys):
+    """Losses and infos of each task, and the meta-gradient."""
+
+    def compute(learner, tasks):
+        arguments = learner, Given(tasks), jnp.arange(len(keys)), hyper, keys
+        return *engine.meta_losses(*arguments), meta_gradient(*arguments, engine)[0]
+
+    return jax.jit(compute)(learner, tasks)
+
+
+def adapted(engine, learner, tasks):
+    return jax.jit(engine.adapt)(learner, tasks.support)
+
+
+def check(name, problem, tolerance):
+    engine, learner, tasks = engines()[name], *problem[:2]
+    assert engine.supports(learner, 1)
+    own, expected = (results(one, *problem) for one in (engine, engines()["reference"]))
+    assert own[1].keys() == expected[1].keys()
+    assert close(own, expected, tolerance)
+    heads = (adapted(one, learner, tasks) for one in (engine, engines()["reference"]))
+    assert close(*heads, tolerance)
+    return own[2]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("case", by_default(["1-shot", "unbalanced and masked"], CASES))
+def test_as_the_reference(float64, name, case):
+    gradient = check(name, make_problem(**CASES[case]), EXACT)
+    steps = {"latent_step_size": "no latent steps", "finetune_step_size": "no fine-tuning"}
+    for leaf, without in steps.items():
+        assert jnp.any(getattr(gradient, leaf)) == (case != without)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("case", by_default(["1-shot"], ["1-shot", "5-shot", "unbalanced and masked"]))
+def test_as_the_reference_in_float32(name, case):
+    check(name, make_problem(**CASES[case]), ROUNDING)
+
+
+@pytest.mark.parametrize("case", by_default(["unbalanced and masked"], PLAIN_CASES))
+def test_the_reference_is_the_papers_equations(float64, case):
+    learner, tasks, hyper, keys = make_problem(**CASES[case])
+    losses, infos, gradient = results(engines()["reference"], learner, tasks, hyper, keys)
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def by_equations(learner, task, key):
+        query_mask = masks(key, hyper.keep, task.query.inputs.shape, QUERY)
+        return plain.meta_loss(learner, task, hyper, draw(learner, task.support, hyper, key), query_mask)
+
+    found = [by_equations(learner, entry(tasks, i), keys[i]) for i in range(3)]
+    (expected, expected_infos), gradients = stack(found)
+    noise = 1e-6  # float32 numbers, drawn in two programs
+    assert close(losses + learner.regulariser(hyper), expected, noise)
+    assert infos.keys() == expected_infos.keys()
+    assert close(infos, expected_infos, noise)
+    assert close(gradient, jax.tree.map(lambda leaf: leaf.mean(0), gradients), noise)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["1-shot", "5-shot"])
+def test_the_forms_for_a_gpu_give_the_same(float64, case, monkeypatch):
+    monkeypatch.setattr(closed_form, "on_gpu", lambda: True)
+    check("closed-form", make_problem(**CASES[case]), EXACT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_runs_side_by_side(float64, name):
+    """Each with weights and tasks of its own."""
+    problems = [make_problem(shot=1, seed=seed) for seed in (0, 9)]
+    together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *problems)
+    own = jax.vmap(lambda *problem: results(engines()[name], *problem))(*together)
+    for run, problem in enumerate(problems):
+        assert close(entry(own, run), results(engines()["reference"], *problem), EXACT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_support_sets_whose_pairs_are_too_many(float64, name, monkeypatch):
+    monkeypatch.setattr("metaleo.model.relation.PAIRS_AT_ONCE", 9)
+    monkeypatch.setattr(closed_form, "PAIRS_AT_ONCE", 9)
+    check(name, make_problem(shot=2), EXACT)
+
+
+def own_loss(prediction, target):
+    """A hinge for each class."""
+    return jnp.sum(jax.nn.relu(1 - prediction * (2 * target - 1)))
+
+
+FALL_BACK = {
+    "another learner": lambda: make_learner("maml"),
+    "a network that is not linear": lambda: make_learner(network="mlp", hidden=3),
+    "a decoder that is not linear": lambda: make_learner(width=5),
+    "several samples": lambda: make_learner(samples=2),
+    "limited gradients": lambda: make_learner(limit=1.0),
+    "a loss of one's own": lambda: with_network(Network(dot, np.zeros(8, np.float32), (8,), loss=own_loss)),
+}
+
+
+def with_network(network):
+    return dataclasses.replace(make_learner(), network=network)
+
+
+@pytest.mark.parametrize("case", FALL_BACK)
+def test_what_is_not_supported_falls_back(case):
+    learner = FALL_BACK[case]()
+    for name in ENGINES:
+        assert not engines()[name].supports(learner, 1)
+        assert choose(learner, name).name == "reference"
+    assert choose(learner).name == "reference"
+
+
+def test_a_linear_network_with_a_loss_of_its_own_is_trained_on_it():
+    """It was taken for the paper's classifier, and its inner loop trained on cross-entropy."""
+    leo = with_network(dataclasses.replace(linear(8), loss=own_loss))
+    support = make_batch()
+    head = leo.adapt(support).head
+    entropic = make_learner().adapt(support).head
+    weights = head.parameters
+    assert not np.allclose(weights, entropic.weights, rtol=1e-3)
+
+    def total(weights):
+        return 3 * jnp.mean(jax.vmap(own_loss)(support.inputs @ weights.T, support.targets))
+
+    trace = leo.adapt(support).trace
+    np.testing.assert_allclose(trace.support_losses[-1], total(weights), rtol=1e-5)
+    after = trace.decoded_weights
+    for _ in range(2):
+        after = after - leo.finetune_step_size[None] * jax.grad(total)(after)
+    np.testing.assert_allclose(weights, after, rtol=1e-4, atol=1e-6)
+
+
+def test_engines_can_be_chosen():
+    learner = make_learner()
+    assert choose(learner).name == ENGINES[0]
+    assert choose(learner, "reference").name == "reference"
+    with use_engine("reference"):
+        assert choose(learner).name == "reference"
+        assert choose(learner, "closed-form").name == "closed-form"
+    assert choose(learner).name == ENGINES[0]
+    with pytest.raises(BadInput, match=r"unknown engine 'warp'; known are auto, .*closed-form, reference"):
+        choose(learner, "warp")
+
+
+@pytest.mark.parametrize("official", [False, True])
+@pytest.mark.parametrize("initial", [0.0559, 0.5])
+def test_slopes_are_the_derivatives_of_the_scale(float64, official, initial):
+    raw = jnp.concatenate([jnp.linspace(-4, 4, 41), jnp.array([-700.0, -90.0, 60.0, 90.0])])
+    scale = Scale(official, initial)
+    slope = jax.grad(scale)
+    expected = [jax.vmap(f)(raw) for f in (scale, slope, jax.grad(slope))]
+    for own, other in zip(closed_form.Slopes(scale)(raw), expected, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-12, atol=1e-15)
+
+
+def test_slopes_stay_finite_in_float32():
+    """A code may be anywhere: softplus must not overflow, nor its slopes be NaN."""
+    raw = jnp.array([-1e4, -200.0, 0.0, 200.0, 1e4])
+    scale = Scale(False, 0.1)
+    own, slope, bend = closed_form.Slopes(scale)(raw)
+    np.testing.assert_allclose(own, scale(raw), rtol=1e-6)
+    np.testing.assert_allclose(slope, jax.vmap(jax.grad(scale))(raw), rtol=1e-6)
+    assert jnp.isfinite(bend).all()
+    assert slope[0] == 0
+    assert bend[0] == bend[-1] == 0
