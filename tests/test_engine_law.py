@@ -148,7 +148,7 @@ def test_runs_side_by_side(float64, name):
 @pytest.mark.parametrize("name", ENGINES)
 def test_support_sets_whose_pairs_are_too_many(float64, name, monkeypatch):
     monkeypatch.setattr("metaleo.model.relation.PAIRS_AT_ONCE", 9)
-    monkeypatch.setattr(closed_form, "PAIRS_AT_ONCE", 9)
+    monkeypatch.setattr(closed_form, "MOST", 5)
     check(name, make_problem(shot=2), EXACT)
 
 

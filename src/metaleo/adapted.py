@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from metaleo.runs import model_paths
 from metaleo.tasks.task import Batch
 from metaleo.trees import load_tree, read_header, save_tree
 
+Labels = Sequence[Hashable] | np.ndarray
 Support = tuple[Any, Any, Any]
 """Inputs, targets and mask, as in `Batch`, but as they come."""
 LEAST_ROWS = 8
@@ -125,69 +127,83 @@ def load_cached(path: Path, _modified: int) -> Model:
     return load_model(path)
 
 
-def adapt(model: Model, rows: Float[np.ndarray, "example dim"], labels: Sequence[Hashable]) -> Adapted:
+def adapt(model: Model, rows: Float[np.ndarray, "example dim"], labels: Labels) -> Adapted:
     """The model, adapted to these examples; rows are as they come, labels of any kind."""
     return adapt_many(model, [(rows, labels)])[0]
 
 
-def adapt_many(model: Model, tasks: Sequence[tuple[Float[np.ndarray, "_ dim"], Sequence[Hashable]]]) -> list[Adapted]:
+def adapt_many(model: Model, tasks: Sequence[tuple[Float[np.ndarray, "_ dim"], Labels]]) -> list[Adapted]:
     """The model, adapted to each of several sets of examples; those of one shape side by side."""
     named = [number_classes(labels, len(rows)) for rows, labels in tasks]
     shapes: dict[tuple[int, int], list[int]] = {}
+    sizes = Counter((len(classes), len(rows)) for (classes, _), (rows, _) in zip(named, tasks, strict=True))
     for index, ((classes, _), (rows, _)) in enumerate(zip(named, tasks, strict=True)):
         check_rows(rows, model.structure)
         check_way(len(classes), model.structure, len(rows))
-        shapes.setdefault((len(classes), padded_length(len(rows))), []).append(index)
+        often = sizes[len(classes), len(rows)] >= OFTEN
+        shapes.setdefault((len(classes), len(rows) if often else padded_length(len(rows))), []).append(index)
     engine = choose(model.learner)
-    found: dict[int, Adapted] = {}
+    started = []
     for (way, length), indices in shapes.items():
-        for first in range(0, len(indices), SIDE_BY_SIDE):
-            some = indices[first : first + SIDE_BY_SIDE]
-            filled = some + some[:1] * ((1 << (len(some) - 1).bit_length()) - len(some))  # few sizes to compile
+        at_once = max(1, min(SIDE_BY_SIDE, PAIRS // length**2))
+        for first in range(0, len(indices), at_once):
+            some = indices[first : first + at_once]
+            filled = some + some[:1] * ((1 << (len(some) - 1).bit_length()) - len(some))  # few numbers to compile
             supports = [make_support(tasks[i][0], named[i][1], way, length) for i in filled]
             stacked = tuple(map(np.stack, zip(*supports, strict=True)))
-            heads = jax.tree.map(np.asarray, adapt_heads(model.learner, stacked, model.structure.normalised, engine))
-            for place, index in enumerate(some):
-                head = jax.tree.map(lambda leaf, place=place: leaf[place], heads)
-                found[index] = settle(model, *named[index], head)
+            heads = adapt_heads(model.learner, stacked, model.structure.normalised, engine)
+            started.append((some, heads, length))  # JAX computes while the next are made ready
+    found = {
+        index: settle(model, *named[index], head, length)
+        for some, heads, length in started
+        for index, head in zip(some, unstack(heads), strict=False)
+    }
     return [found[index] for index in range(len(tasks))]
 
 
-SIDE_BY_SIDE = 64
-"""Tasks that are adapted to at once."""
+SIDE_BY_SIDE, PAIRS = 64, 2**14
+"""Tasks that are adapted to at once, and pairs of their examples: as many as caches hold."""
+OFTEN = 32
+"""Tasks of one size that are worth a program of their own; others are filled up to a size that many share."""
+
+
+def unstack(heads: Head) -> list[Head]:
+    """Each head by itself, in the memory of the host."""
+    leaves, structure = jax.tree.flatten(heads)
+    return [structure.unflatten(each) for each in zip(*map(np.asarray, leaves), strict=True)]
 
 
 def sample_heads(
-    model: Model, rows: Float[np.ndarray, "example dim"], labels: Sequence[Hashable], keys: Key[Array, " sample"]
+    model: Model, rows: Float[np.ndarray, "example dim"], labels: Labels, keys: Key[Array, " sample"]
 ) -> list[Adapted]:
     """Classifiers drawn from those that a stochastic learner holds possible, each adapted by itself."""
     classes, numbers = number_classes(labels, len(rows))
     support = make_support(rows, numbers, len(classes), padded_length(len(rows)))
     heads = draw_heads(model.learner, support, model.structure.normalised, keys)
-    each = [jax.tree.map(lambda leaf, i=i: leaf[i], heads) for i in range(len(keys))]
-    return [settle(model, classes, numbers, head) for head in each]
+    return [settle(model, classes, numbers, head, padded_length(len(rows))) for head in unstack(heads)]
 
 
-def settle(model: Model, classes: tuple[Any, ...], numbers: Int[np.ndarray, " example"], head: Head) -> Adapted:
+def settle(
+    model: Model, classes: tuple[Any, ...], numbers: Int[np.ndarray, " example"], head: Head, length: int
+) -> Adapted:
     """The head with its classes and its temperature; refused if adaptation went astray."""
-    head = jax.tree.map(np.asarray, head)
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(head)):
         raise BadInput("the adapted classifier is not finite: are these rows of the kind the model was trained on?")
     counts = np.bincount(numbers, minlength=len(classes))
     about = {
         "learner": model.structure.learner,
         "examples": counts.tolist(),
-        "rows": padded_length(len(numbers)),
+        "rows": length,
         "calibrated": bool(model.header.get("temperatures")),
     }
     return Adapted(classes, head, temperature_for(model.header, counts.mean()), model.structure, about)
 
 
-def number_classes(labels: Sequence[Hashable], rows: int) -> tuple[tuple[Any, ...], Int[np.ndarray, " example"]]:
+def number_classes(labels: Labels, rows: int) -> tuple[tuple[Any, ...], Int[np.ndarray, " example"]]:
     """The classes in order, and each example's place among them."""
     if len(labels) != rows:
         raise BadInput(f"{rows} examples need as many labels, not {len(labels)}")
-    if any(isinstance(label, str) and "\0" in label for label in labels):
+    if not isinstance(labels, np.ndarray) and any(isinstance(label, str) and "\0" in label for label in labels):
         raise BadInput("a label holds a NUL character")  # which NumPy would cut off, and so join two classes
     classes, numbers = np.unique(np.asarray(labels), return_inverse=True)
     if len(classes) < 2:

@@ -51,7 +51,7 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any) -> "LEOClassifier":  # noqa: N803
         """Adapt to these examples, and to nothing from before."""
         X, y = self.examples(X, y)  # noqa: N806
-        return self.settle(X, y, adapted.adapt(self.resolved(X), X, self.numbered(y)))
+        return self.settle(X, y, adapted.adapt(self.resolved(X), X, y))
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "LEOClassifier":  # noqa: N803
         """Adapt to these examples and to all from before; a class may be new.
@@ -63,7 +63,7 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
             return self.fit(X, y)
         X, y = self.examples(X, y, reset=False)  # noqa: N806
         X, y = np.concatenate([self.X_, X]), np.concatenate([self.y_, y])  # noqa: N806
-        return self.settle(X, y, adapted.adapt(self.resolved(X), X, self.numbered(y)))
+        return self.settle(X, y, adapted.adapt(self.resolved(X), X, y))
 
     def fit_many(self, tasks: Sequence[tuple[Any, Any]]) -> "list[LEOClassifier]":
         """A classifier for each pair of X and y, as many calls of `fit` would give it, but adapted side by side."""
@@ -74,8 +74,7 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
             checked = [one.examples(*task) for one, task in zip(fresh, tasks, strict=True)]
         if not checked:
             return []
-        numbered = [(X, one.numbered(y)) for one, (X, y) in zip(fresh, checked, strict=True)]
-        found = adapted.adapt_many(self.resolved(checked[0][0]), numbered)
+        found = adapted.adapt_many(self.resolved(checked[0][0]), checked)
         return [one.settle(X, y, own) for one, (X, y), own in zip(fresh, checked, found, strict=True)]
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
@@ -102,7 +101,7 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(n, int | np.integer) or n < 1:
             raise BadInput(f"n must be a whole number of at least 1, not {n}")
         keys = jax.random.split(jax.random.key(check_random_state(random_state).randint(2**31)), n)
-        found = adapted.sample_heads(self.resolved(self.X_), self.X_, self.numbered(self.y_), keys)
+        found = adapted.sample_heads(self.resolved(self.X_), self.X_, self.y_, keys)
         samples = [self.fresh().settle(self.X_, self.y_, own) for own in found]
         for one in samples:
             vars(one).update({name: value for name, value in vars(self).items() if name == "feature_names_in_"})
@@ -124,11 +123,8 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         return X, y
 
-    def numbered(self, y: np.ndarray) -> list[int]:
-        return np.unique(y, return_inverse=True)[1].reshape(-1).tolist()
-
     def settle(self, X: np.ndarray, y: np.ndarray, found: Adapted) -> "LEOClassifier":  # noqa: N803
-        self.X_, self.y_, self.classes_, self.adapted_ = X, y, np.unique(y), found
+        self.X_, self.y_, self.classes_, self.adapted_ = X, y, np.array(found.classes, y.dtype), found
         self.n_features_in_ = X.shape[1]
         return self
 

@@ -105,6 +105,8 @@ class Run:
         patience = jnp.int32(config.patience * config.validate_every)
         self.validation_key, self.patience = everywhere((keys[0][2], patience))
         self._saved_at = 0.0
+        self.steps_per_second = 0.0
+        """Of the last few meta-steps, of all seeds together, without validation."""
 
     def episodes(self, metaset: MetaSet) -> tuple[Episodes, Episodes]:
         """Tasks to learn from, and tasks to validate on."""
@@ -189,7 +191,10 @@ class Run:
                 num_steps = min(report_every(), every - step % every, config.steps - step)
                 decay_over = config.steps if config.decay else None
                 advance = advancer(self.engine, self.lanes, num_steps, config.meta_batch, config.clip, decay_over)
+                begin = time.monotonic()
                 state, info = advance(state, self.hyper, self.step_keys, self.training)
+                jax.block_until_ready(info)
+                self.steps_per_second = runs * num_steps / (time.monotonic() - begin)
                 step += num_steps
                 validated = step % every == 0 or step == config.steps
                 if validated:

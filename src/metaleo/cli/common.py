@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,7 +84,6 @@ def train_with_progress(run, name: str, go_on: str = ""):
     best: dict[int, dict[str, float]] = {}
     with progress_bar() as progress:
         bar = progress.add_task(name, total=run.config.steps, note="compiling …")
-        clock = [time.monotonic(), 0]
 
         def report(records):
             step = records[0]["step"]
@@ -93,12 +91,9 @@ def train_with_progress(run, name: str, go_on: str = ""):
                 own = {name: record[name] for name in MERITS if record.get(name) is not None}
                 if own:
                     best[record["seed"]] = better_merit(best.get(record["seed"], own), own)
-            now = time.monotonic()
-            speed = (step - clock[1]) / (now - clock[0])
-            clock[:] = now, step
             training = {name: records[0].get(name) for name in ("query_accuracy", "query_loss")}
             name = next((name for name, value in training.items() if value is not None), None)
-            note = f"{speed * len(records):,.0f} steps/s"
+            note = f"{run.steps_per_second:,.0f} steps/s"
             if name is not None:
                 note += f" · train {name.removeprefix('query_')} {show_merit({name: training[name]}, 1)}"
             if best:

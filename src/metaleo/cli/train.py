@@ -258,8 +258,8 @@ def check_config(config: TrainConfig) -> None:
     for name, value in vars(config.hyper).items():
         if not 0 <= value < float("inf"):
             raise BadInput(f"--{name.replace('_', '-')} must be a finite number of at least 0, not {value}")
-    if not 1 / 256 <= config.hyper.keep <= 1:
-        raise BadInput(f"--keep is a probability above 1/256, not {config.hyper.keep}")
+    if not 0 < config.hyper.keep <= 1:
+        raise BadInput(f"--keep is a probability above 0, not {config.hyper.keep}")
     config.structure.blank()  # what does not fit together says so
     if config.seed < 0:
         raise BadInput(f"--seed cannot be negative, not {config.seed}")

@@ -16,18 +16,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from metaleo.engines.engine import Engine
+from metaleo.engines.reference import Reference
 from metaleo.learners.learner import Adaptation, Hyper, Learner, drop
 from metaleo.learners.leo import LEO
 from metaleo.learners.leo_path import Noise, Trace, draw
 from metaleo.losses import l2, support_loss
 from metaleo.model.gaussian import Gaussian, Scale, code_scale, weights_scale
 from metaleo.model.heads import Head, LinearHead
-from metaleo.model.relation import PAIRS_AT_ONCE
 from metaleo.tasks.task import Batch, Tasks
 
 Arrays = tuple[Array, ...]
 FEW = 8
 """Examples whose sum is written out."""
+MOST = 256
+"""Examples whose pairs, and inner products, are worth being held together; tasks of more are left to the learner."""
 
 
 class ClosedForm(Engine):
@@ -45,6 +47,8 @@ class ClosedForm(Engine):
 
     def adapt(self, learner: Learner, supports: Batch) -> Head:
         assert isinstance(learner, LEO)
+        if supports.inputs.shape[1] > MOST:  # one after the other: products of one large task keep all cores busy
+            return jax.lax.map(lambda support: learner.adapt(support).head, supports)
         return self.adapt_with(learner, supports, Noise()).head
 
     def meta_losses(
@@ -52,6 +56,8 @@ class ClosedForm(Engine):
     ) -> tuple[Float[Array, " task"], dict[str, Float[Array, " task"]]]:
         assert isinstance(learner, LEO)
         batch = jax.lax.stop_gradient(jax.vmap(tasks.fetch)(picks))
+        if batch.support.inputs.shape[1] > MOST:
+            return Reference().meta_losses(learner, tasks, picks, hyper, keys)
         noise = jax.vmap(lambda support, key: draw(learner, support, hyper, key))(batch.support, keys)
         adaptations = self.adapt_with(learner, batch.support, noise)
         return jax.vmap(learner.loss_after, (0, 0, None, 0, 0))(adaptations, batch.query, hyper, noise, keys)
@@ -81,11 +87,8 @@ class ClosedForm(Engine):
 
 def encode(leo: LEO, supports: Batch, noise: Noise) -> Gaussian:
     """`LEO.encode` for each support set."""
-    examples = supports.inputs.shape[1]
-    if leo.encoder is None or leo.relation is None or examples**2 > PAIRS_AT_ONCE:
-        if noise.encoder_mask is None:
-            return jax.vmap(lambda support: leo.encode(support, Noise()))(supports)
-        return jax.vmap(leo.encode)(supports, noise)
+    if leo.encoder is None or leo.relation is None:
+        return jax.vmap(lambda support: leo.encode(support, Noise()))(supports)
     hidden = jax.vmap(leo.encoder)(see(supports.inputs, noise.encoder_mask, noise.keep))
     first = leo.relation.first.reshape(2, hidden.shape[-1], -1)
     firsts, partners = jax.vmap(lambda support: (support.class_weights(), support.weights()))(supports)
