@@ -11,10 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from helpers.commands import SMALL, fails
+from helpers.commands import SMALL, fails, told
 from helpers.runs import make_run
 from helpers.small import DIM, make_metaset, make_structure
 from metaleo import data, sines_and_lines
+from metaleo.checkpoint import load_model
 from metaleo.cli import main
 from metaleo.cli.train import Train
 from metaleo.config import PRESETS
@@ -189,6 +190,24 @@ def test_string_labels_and_unbalanced_classes_work(here, capsys):
 
 
 ANIMALS = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis"]
+
+
+def test_engines_are_chosen_and_recorded(here, capsys):
+    train = ("train", "--data", "features.npz", *SMALL)
+    for flags, recorded in (((), "closed-form"), (("--engine", "reference"), "reference")):
+        main([*train, *flags, "--out", recorded])
+        assert json.loads((here / recorded / "config.json").read_text())["engine"] == recorded
+        assert load_model(here / recorded / "model.safetensors").header["engine"] == recorded
+    capsys.readouterr()
+    by_engine = [told(capsys, "evaluate", "reference", "--tasks", "20", "--engine", name)["models"][0]["nll"]
+                 for name in ("auto", "reference")]  # fmt: skip
+    assert by_engine[0] == pytest.approx(by_engine[1], rel=1e-5)
+    assert "unknown engine 'warp'; known are auto, " in fails(capsys, *train, "--engine", "warp")
+    assert "unknown engine 'warp'; known are auto, " in fails(capsys, "evaluate", "reference", "--engine", "warp")
+    config = json.loads((here / "reference/config.json").read_text())
+    (here / "reference/config.json").write_text(json.dumps({**config, "engine": "of another machine"}))
+    with pytest.warns(UserWarning, match="begun with the engine of another machine, which is not installed here"):
+        main(["train", "--resume", "--out", "reference", "--steps", "6"])
 
 
 def test_quickstart_in_small(here, capsys, monkeypatch):

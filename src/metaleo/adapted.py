@@ -153,11 +153,11 @@ def adapt_many(model: Model, tasks: Sequence[tuple[Float[np.ndarray, "_ dim"], L
             stacked = tuple(map(np.stack, zip(*supports, strict=True)))
             heads = adapt_heads(model.learner, stacked, model.structure.normalised, engine)
             started.append((some, heads, length))  # JAX computes while the next are made ready
-    found = {
-        index: settle(model, *named[index], head, length)
-        for some, heads, length in started
-        for index, head in zip(some, unstack(heads), strict=False)
-    }
+    found: dict[int, Adapted] = {}
+    for some, heads, length in started:
+        for index, head in zip(some, unstack(heads), strict=False):
+            classes, numbers = named[index]
+            found[index] = settle(model, classes, numbers, head, length)
     return [found[index] for index in range(len(tasks))]
 
 

@@ -17,6 +17,7 @@ from metaleo.config import Structure, TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.errors import BadInput
 from metaleo.learners import Hyper
+from metaleo.learners.learner import query_loss_and_metrics
 from metaleo.subjects import Bench, Subject
 from metaleo.tasks import Batch, Task
 from metaleo.tasks.task import Tasks
@@ -125,7 +126,10 @@ class Given(Tasks):
 
 def meta_loss_with(leo, task, hyper, noise, key=None):
     """The loss of a LEO on one task (Eq. 6) with the noise of adaptation given; a key is for dropout of queries."""
-    return leo.loss_after(leo.adapt_with(task.support, noise), task.query, hyper, noise, key)
+    adaptation = leo.adapt_with(task.support, noise)
+    loss, info = query_loss_and_metrics(adaptation.head, task.query, hyper, key, leo.network)
+    penalty, more = leo.penalties(adaptation.trace, hyper, noise)
+    return loss + penalty, info | more
 
 
 def own_loss(network, theta, support):

@@ -51,6 +51,8 @@ Command = (
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Serve, tyro.conf.subcommand("serve")]
 )
+TRAINING_OR_TESTING = (Quickstart, Train, Evaluate, Search, Reproduce, Compare, Report)
+"""Commands with thousands of small tasks to share out among the cores of a CPU; all others leave them to XLA."""
 
 
 def in_one_line(message: Warning | str, *_: Any) -> str:
@@ -74,7 +76,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     warnings.formatwarning = in_one_line
     keep_compilations()
-    use_cores()
+    if isinstance(command, TRAINING_OR_TESTING):
+        use_cores()
     try:
         join_hosts()
         if not is_first_host():

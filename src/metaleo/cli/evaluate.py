@@ -49,10 +49,13 @@ class Evaluate:
     """Also write every task's scores to this CSV file."""
     samples: Int = None
     """Functions sampled for each task of sines and lines (100)."""
+    engine: str = "auto"
+    """What computes (see `metaleo train --help`)."""
     json: bool = False
     """Print the results as JSON on standard output."""
 
     def run(self) -> None:
+        from metaleo.engines import use_engine
         from metaleo.subjects import Bench, load_subjects
 
         if self.tasks < 1:
@@ -61,7 +64,8 @@ class Evaluate:
             raise BadInput(f"--samples must be at least 2, not {self.samples}")
         subjects = load_subjects(self.runs_or_models)
         bench = Bench(subjects, self.data, self.way, self.shot)
-        (self.test_functions if bench.problem else self.test_classes)(subjects, bench)
+        with use_engine(self.engine):
+            (self.test_functions if bench.problem else self.test_classes)(subjects, bench)
 
     def test_classes(self, subjects: "list[Subject]", bench: "Bench") -> None:
         from metaleo.evaluation import summarise, write_scores

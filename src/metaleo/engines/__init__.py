@@ -31,12 +31,16 @@ def engines() -> dict[str, Engine]:
 
 def choose(learner: Learner, name: str = AUTO, runs: int = 1) -> Engine:
     """The engine of this name if it supports the learner, `runs` of them side by side, and else the next that does."""
-    names = list(engines())
     name = chosen if name == AUTO else name
-    if name not in (AUTO, *names):
-        raise BadInput(f"unknown engine {name!r}; known are {', '.join((AUTO, *names))}")
-    first = 0 if name == AUTO else names.index(name)
-    return next(engine for engine in list(engines().values())[first:] if engine.supports(learner, runs))
+    check(name)
+    names = list(engines())
+    candidates = names if name == AUTO else names[names.index(name) :]
+    return next(engines()[one] for one in candidates if engines()[one].supports(learner, runs))
+
+
+def check(name: str) -> None:
+    if name not in (AUTO, *engines()):
+        raise BadInput(f"unknown engine {name!r}; known are {', '.join((AUTO, *engines()))}")
 
 
 chosen = AUTO
@@ -44,8 +48,14 @@ chosen = AUTO
 
 @contextlib.contextmanager
 def use_engine(name: str) -> Iterator[None]:
-    """With this engine wherever none is asked for by name, instead of the fastest."""
+    """With this engine wherever none is asked for by name, instead of the fastest.
+
+    >>> from metaleo import LEOClassifier, use_engine
+    >>> with use_engine("reference"):
+    ...     classifier = LEOClassifier("cl2n").fit([[1.0, 0.0], [0.0, 1.0]], ["right", "up"])
+    """
     global chosen
+    check(name)
     before, chosen = chosen, name
     try:
         yield

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree
 
 from metaleo.engines.engine import Engine
 from metaleo.engines.reference import Reference
-from metaleo.learners.learner import Adaptation, Hyper, Learner, drop
+from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, drop, query_loss_and_metrics
 from metaleo.learners.leo import LEO
 from metaleo.learners.leo_path import Noise, Trace, draw
 from metaleo.losses import l2, support_loss
@@ -58,9 +58,33 @@ class ClosedForm(Engine):
         batch = jax.lax.stop_gradient(jax.vmap(tasks.fetch)(picks))
         if batch.support.inputs.shape[1] > MOST:
             return Reference().meta_losses(learner, tasks, picks, hyper, keys)
-        noise = jax.vmap(lambda support, key: draw(learner, support, hyper, key))(batch.support, keys)
+        noise = self.draw(learner, batch.support, hyper, keys)
         adaptations = self.adapt_with(learner, batch.support, noise)
-        return jax.vmap(learner.loss_after, (0, 0, None, 0, 0))(adaptations, batch.query, hyper, noise, keys)
+        losses, infos = self.query_losses(learner, adaptations.head, tasks, picks, batch.query, hyper, keys)
+        penalties, more = jax.vmap(learner.penalties, (0, None, 0))(adaptations.trace, hyper, noise)
+        return losses + penalties, infos | more
+
+    def draw(self, leo: LEO, supports: Batch, hyper: Hyper, keys: Key[Array, " task"]) -> Noise:
+        """The noise of each task."""
+        return jax.vmap(lambda support, key: draw(leo, support, hyper, key))(supports, keys)
+
+    def query_losses(
+        self,
+        leo: LEO,
+        heads: Head,
+        tasks: Tasks,
+        picks: PyTree,
+        queries: Batch,
+        hyper: Hyper,
+        keys: Key[Array, " task"],
+    ) -> tuple[Float[Array, " task"], dict[str, Float[Array, " task"]]]:
+        """`query_loss_and_metrics` of each task; from `tasks` and `picks` an engine may fetch the queries itself."""
+        del tasks, picks
+
+        def judge(head: Head, query: Batch, key: PRNGKeyArray) -> tuple[Float[Array, ""], Info]:
+            return query_loss_and_metrics(head, query, hyper, key, leo.network)
+
+        return jax.vmap(judge)(heads, queries, keys)
 
     def regulariser(self, learner: Learner, hyper: Hyper) -> Float[Array, ""]:
         assert isinstance(learner, LEO)

@@ -120,7 +120,10 @@ class LEO(Learner):
 
         def with_key(key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
             noise = None if key is None else draw(self, task.support, hyper, key)
-            return self.loss_after(self.adapt_with(task.support, noise), task.query, hyper, noise, key)
+            adaptation = self.adapt_with(task.support, noise)
+            loss, info = query_loss_and_metrics(adaptation.head, task.query, hyper, key, self.network)
+            penalty, more = self.penalties(adaptation.trace, hyper, noise)
+            return loss + penalty, info | more
 
         if key is None or self.samples == 1:
             return with_key(key)
@@ -128,20 +131,14 @@ class LEO(Learner):
         joined = mixture_loss(infos["query_loss"], task.query)
         return joined + jnp.mean(losses - infos["query_loss"]), jax.tree.map(jnp.mean, infos) | {"query_loss": joined}
 
-    def loss_after(
-        self, adaptation: Adaptation, query: Batch, hyper: Hyper, noise: Noise | None, key: PRNGKeyArray | None
-    ) -> tuple[Float[Array, ""], Info]:
-        """L^val(f_θ′) + β KL(q(z | D) ‖ p(z)) + γ |stopgrad(z′) - z|² (Eq. 6)."""
-        trace: Trace = adaptation.trace
-        loss, info = query_loss_and_metrics(adaptation.head, query, hyper, key, self.network)
-        if noise is not None:  # what shapes the encoder; in evaluation there are only codes
+    def penalties(self, trace: Trace, hyper: Hyper, noise: Noise | None) -> tuple[Float[Array, ""], Info]:
+        """β KL(q(z | D) ‖ p(z)) + γ |stopgrad(z′) - z|² (Eq. 6): they shape the encoder, and evaluation has none."""
+        info, codes = {}, trace.code_distribution
+        if noise is not None:
             info["encoder_penalty"] = encoder_penalty(trace.code, trace.adapted_code)
-            loss += hyper.encoder_penalty * info["encoder_penalty"]
         if noise is not None and noise.code is not None:
-            codes = trace.code_distribution
             info["kl"] = sampled_kl_to_standard(codes, noise.code) if self.official else kl_to_standard(codes)
-            loss += hyper.kl * info["kl"]
-        return loss, info
+        return sum((getattr(hyper, name) * info[name] for name in info), start=jnp.zeros((), codes.mean.dtype)), info
 
     def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
         """λ₁ |φ|² + λ₂ |C_d - I| (Eq. 7)."""
