@@ -126,6 +126,28 @@ def test_the_reference_is_the_papers_equations(float64, case):
     assert close(gradient, jax.tree.map(lambda leaf: leaf.mean(0), gradients), noise)
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_meta_gradient_against_finite_differences(float64, name):
+    learner, tasks, hyper, keys = make_problem(**CASES["unbalanced and masked"])
+    hyper = dataclasses.replace(hyper, encoder_penalty=0.0)  # no finite difference can see its stop-gradient
+    engine, random = engines()[name], np.random.default_rng(1)
+    gradient = results(engine, learner, tasks, hyper, keys)[2]
+
+    @jax.jit
+    def objective(learner):
+        losses, _ = engine.meta_losses(learner, Given(tasks), jnp.arange(3), hyper, keys)
+        return losses.mean() + engine.regulariser(learner, hyper)
+
+    leaves, structure = jax.tree.flatten(learner)
+    for index, (leaf, own) in enumerate(zip(leaves, jax.tree.leaves(gradient), strict=True)):
+        direction = random.normal(size=leaf.shape)
+        ahead, behind = (
+            objective(structure.unflatten([*leaves[:index], leaf + shift * direction, *leaves[index + 1 :]]))
+            for shift in (1e-6, -1e-6)
+        )
+        np.testing.assert_allclose(jnp.sum(own * direction), (ahead - behind) / 2e-6, rtol=1e-5, atol=1e-8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["1-shot", "5-shot"])
 def test_the_forms_for_a_gpu_give_the_same(float64, case, monkeypatch):

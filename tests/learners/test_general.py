@@ -26,6 +26,7 @@ from helpers.small import (
     meta_loss_with,
     shake,
     stack,
+    whole_loss,
 )
 from metaleo.learners import LEO, Hyper, MetaSGD
 from metaleo.learners.leo_path import Noise, draw
@@ -191,7 +192,7 @@ def test_a_meta_batch_is_its_tasks(kind):
     leo, keys = make(kind), jax.random.split(KEY, 3)
     tasks = [task_of(kind, seed) for seed in range(3)]
     stacked = stack(tasks)
-    batched, _ = jax.jit(jax.vmap(leo.meta_loss, (0, None, 0)))(stacked, HYPER, keys)
+    batched, _ = jax.jit(jax.vmap(whole_loss, (None, 0, None, 0)))(leo, stacked, HYPER, keys)
     close(
         batched, jnp.stack([meta_loss(leo, task, HYPER, key)[0] for task, key in zip(tasks, keys, strict=True)]), 1e-4
     )
