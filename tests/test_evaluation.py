@@ -85,3 +85,10 @@ def test_interval_by_hand():
     assert report.accuracy == pytest.approx(0.5)
     assert report.accuracy_interval == pytest.approx(1.96 * accuracies.std(ddof=1) / 2)
     assert report.tasks == 4
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 9])
+def test_chunks_are_the_whole(size):
+    batch = {"a": jnp.arange(7.0), "b": jnp.arange(14.0).reshape(7, 2)}
+    found = evaluation.in_chunks(lambda part: {"sum": part["a"] + part["b"].sum(1)}, batch, size)
+    np.testing.assert_array_equal(found["sum"], batch["a"] + batch["b"].sum(1))
