@@ -1,28 +1,24 @@
 """The law of engines: the numbers are those of the learner as it is written, to rounding.
 
-The reference engine is held against the paper's equations (benchmarks/plain.py), every other against the reference.
+Every engine is held against the reference, which is the learner under `jax.vmap`; LEO itself is held against the
+paper's equations by test_one_file.py.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import plain
 from helpers.marks import by_default
 from helpers.small import HYPER, Given, close, make_batch, make_learner, make_task, pad, shake, stack
 from metaleo import use_engine
 from metaleo.engines import choose, closed_form, engines
 from metaleo.errors import BadInput
-from metaleo.learners.learner import QUERY
-from metaleo.learners.leo_path import draw
 from metaleo.model.gaussian import Scale
 from metaleo.model.network import Network, dot, linear
 from metaleo.outer_loop import meta_gradient
-from metaleo.randomness import masks
 from metaleo.tasks import Task
 
 EXACT = 1e-9
@@ -42,8 +38,6 @@ CASES = {
     "no fine-tuning": {"shot": 2, "finetune_steps": 0},
     "random prior": {"shot": 2, "name": "leo-random-prior"},
 }
-PLAIN_CASES = [case for case in CASES if case != "random prior"]
-"""Those that plain.py knows."""
 ENGINES = [name for name in engines() if name != "reference"]
 
 
@@ -104,26 +98,6 @@ def test_as_the_reference(float64, name, case):
 @pytest.mark.parametrize("case", by_default(["1-shot"], ["1-shot", "5-shot", "unbalanced and masked"]))
 def test_as_the_reference_in_float32(name, case):
     check(name, make_problem(**CASES[case]), ROUNDING)
-
-
-@pytest.mark.parametrize("case", by_default(["unbalanced and masked"], PLAIN_CASES))
-def test_the_reference_is_the_papers_equations(float64, case):
-    learner, tasks, hyper, keys = make_problem(**CASES[case])
-    losses, infos, gradient = results(engines()["reference"], learner, tasks, hyper, keys)
-
-    @jax.jit
-    @functools.partial(jax.value_and_grad, has_aux=True)
-    def by_equations(learner, task, key):
-        query_mask = masks(key, hyper.keep, task.query.inputs.shape, QUERY)
-        return plain.meta_loss(learner, task, hyper, draw(learner, task.support, hyper, key), query_mask)
-
-    found = [by_equations(learner, entry(tasks, i), keys[i]) for i in range(3)]
-    (expected, expected_infos), gradients = stack(found)
-    noise = 1e-6  # float32 numbers, drawn in two programs
-    assert close(losses + learner.regulariser(hyper), expected, noise)
-    assert infos.keys() == expected_infos.keys()
-    assert close(infos, expected_infos, noise)
-    assert close(gradient, jax.tree.map(lambda leaf: leaf.mean(0), gradients), noise)
 
 
 @pytest.mark.parametrize("name", ENGINES)

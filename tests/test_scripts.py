@@ -75,6 +75,14 @@ def example(run, _):
     assert len(run().splitlines()) >= 3
 
 
+@case("examples/leo_in_one_file.py")
+def leo_in_one_file(run, _):
+    """On the sample, which it finds by itself."""
+    title, *rows = run("--steps 2 --tasks 4").splitlines()
+    assert title.startswith("5-way 1-shot, 4 tasks of 20 unseen classes")
+    assert [row[:16].strip() for row in rows] == ["LEO", "nearest centroid"]
+
+
 # Benchmarks
 
 
@@ -137,12 +145,6 @@ def memory(run, _):
     result = json.loads(run("--gigabytes 0 --images 20 --steps 1 --learner maml --meta-batch 2 --validation-tasks 2"))
     assert result["file"]["bytes"] > 4 * result["file"]["classes"] * 20 * 640
     assert 0 < result["peak_anonymous_bytes"] <= result["peak_resident_bytes"]
-
-
-@case("benchmarks/plain.py")
-def plain(run, _):
-    """A module that others import."""
-    assert run() == ""
 
 
 @case("benchmarks/pretrain.py")
