@@ -39,12 +39,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from metaleo.data import load_sample
-from metaleo.engines import choose
-from metaleo.learners import MAML, Hyper, Learner, MetaSGD
-from metaleo.model.network import linear
-from metaleo.outer_loop import advance, make_optimiser, meta_gradient, start
+from metaleo.data import load_data
+from metaleo.engines import choose_engine
+from metaleo.learners import MAML, HyperParams, Learner, MetaSGD
+from metaleo.nn.heads import linear_network
 from metaleo.tasks import Episodes, Task
+from metaleo.training.meta_train import advance, make_optimiser, meta_gradient, start_run
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
 try:
@@ -133,7 +133,7 @@ def compiled(phi: Phi) -> Gradient:
 
 def train(phi: Phi, gradient: Gradient, batches: list[Batch], steps: int, threads: int) -> None:
     torch.set_num_threads(threads)
-    optimiser = torch.optim.Adam(phi, Hyper().learning_rate, fused=True)
+    optimiser = torch.optim.Adam(phi, HyperParams().learning_rate, fused=True)
     for step in range(steps):
         _, gradients = gradient(batches[step % POOL])
         for parameter, value in zip(phi, gradients, strict=True):
@@ -147,15 +147,15 @@ def to_torch(tasks: Task) -> Batch:
 
 
 def measure(learner: Learner, shot: int, ways: list, threads: list[int], steps: int, rounds: int) -> dict[str, Any]:
-    episodes = Episodes.over(load_sample().subset("train"), WAY, shot, QUERY)
+    episodes = Episodes.over(load_data("sample").subset("train"), WAY, shot, QUERY)
     keys = jax.random.split(jax.random.key(1), (POOL, META_BATCH))
     sample = jax.jit(lambda episodes, keys: jax.vmap(episodes.sample)(keys))
     pool = [sample(episodes, k) for k in keys]
     batches = [to_torch(tasks) for tasks in pool]
-    hyper = jax.tree.map(jnp.asarray, Hyper(keep=1.0, l2=0.0))
-    picks = jax.vmap(episodes.pick)(keys[0])
-    expected, info = jax.jit(functools.partial(meta_gradient, engine=choose(learner)))(
-        learner, episodes, picks, hyper, keys[0]
+    hyper = jax.tree.map(jnp.asarray, HyperParams(keep_prob=1.0, l2=0.0))
+    indices = jax.vmap(episodes.sample_indices)(keys[0])
+    expected, info = jax.jit(functools.partial(meta_gradient, engine=choose_engine(learner)))(
+        learner, episodes, indices, hyper, keys[0]
     )
 
     calls: dict[str, Callable[[], Any]] = {}
@@ -170,7 +170,7 @@ def measure(learner: Learner, shot: int, ways: list, threads: list[int], steps: 
             calls[f"{way.__name__}, {n} threads"] = functools.partial(train, phi, gradient, batches, steps, n)
 
     optimiser = make_optimiser()
-    state = start(learner, optimiser)
+    state = start_run(learner, optimiser)
     run = jax.jit(functools.partial(advance, optimiser=optimiser, meta_batch=META_BATCH, num_steps=steps))
     calls["ours"] = lambda: jax.block_until_ready(run(state, hyper, jax.random.key(2), episodes))
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -203,9 +203,9 @@ def main() -> None:
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     ways = [recipe, vmap, stacked, *([compiled] if options.compile else [])]
-    weights = 0.1 * jax.random.normal(jax.random.key(0), (WAY, load_sample().dim))
+    weights = 0.1 * jax.random.normal(jax.random.key(0), (WAY, load_data("sample").dim))
     sizes = STEP_SIZE * jax.random.uniform(jax.random.key(3), weights.shape, minval=0.5, maxval=1.5)
-    network = linear(weights.shape[1])
+    network = linear_network(weights.shape[1])
     learners = [
         dataclasses.replace(MAML.init(network, way=WAY, step_size=STEP_SIZE, num_steps=STEPS), start=weights),
         dataclasses.replace(MetaSGD.init(network, way=WAY, num_steps=STEPS), start=weights, step_size=sizes),

@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from metaleo import data
-from metaleo.adapted import find_model, softmax
-from metaleo.calibration import QUERY_LOGITS, temperature_for
-from metaleo.data.rows import place
-from metaleo.evaluation import BINS
-from metaleo.tasks.episodes import Episodes
+from metaleo.estimators.classifier import find_model, softmax
+from metaleo.evaluation.calibration import QUERY_LOGITS
+from metaleo.evaluation.evaluate import BINS
+from metaleo.tasks.episodes import Episodes, place_rows
 
 SEED = 0
 
@@ -38,11 +37,11 @@ def main():
     parser.add_argument("--shots", type=int, nargs="+", default=[1, 3, 5, 10])
     parser.add_argument("--tasks", type=int, default=1000)
     given = parser.parse_args()
-    model, metaset = find_model(given.model), data.load(given.data).subset("test")
+    model, metaset = find_model(given.model), data.load_data(given.data).subset("test")
     rows = []
     for way in given.ways:
         episodes = Episodes.over(
-            metaset, way, max(given.shots), 15, place(metaset, normalised=model.structure.normalised)
+            metaset, way, max(given.shots), 15, place_rows(metaset, normalised=model.structure.normalised)
         )
         for shot in given.shots:
             exact = dataclasses.replace(episodes, shot=shot)
@@ -52,7 +51,7 @@ def main():
                 np.asarray(logits, np.float64).reshape(-1, way),
                 np.asarray(targets).argmax(-1).reshape(-1),
             )
-            temperature = temperature_for(model.header, shot)
+            temperature = model.temperature(shot)
             row = {"way": way, "shot": shot, "temperature": temperature}
             for name, scale in (("plain", 1.0), ("calibrated", temperature)):
                 found = softmax(logits / scale)

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from metaleo.checkpoint import load_model
-from metaleo.compare import paired_difference
-from metaleo.data import load
-from metaleo.data.rows import place
-from metaleo.evaluation import evaluate, mean_and_interval, task_key
+from metaleo.checkpoints import load_model
+from metaleo.data import load_data
+from metaleo.evaluation.evaluate import mean_and_interval, score_learner, task_key
+from metaleo.experiments.compare import paired_difference
 from metaleo.learners import NearestCentroid
 from metaleo.tasks import Batch, Episodes
+from metaleo.tasks.episodes import place_rows
 
 CHOICES = (1.0, 10.0, 100.0, 1000.0)
 
@@ -48,18 +48,20 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=2000)
     parser.add_argument("--validation-tasks", type=int, default=200)
     flags = parser.parse_args()
-    intents, model = load("intents"), load_model(flags.run / "model.safetensors")
+    intents, model = load_data("intents"), load_model(flags.run / "model.safetensors")
     rows = []
     for way in flags.way:
         for shot in flags.shot:
             validation, test = (
-                Episodes.over(intents.subset(split), way, shot, None, place(intents)) for split in ("val", "test")
+                Episodes.over(intents.subset(split), way, shot, None, place_rows(intents)) for split in ("val", "test")
             )
-            merits = {choice: float(regress(validation, flags.validation_tasks, choice).mean()) for choice in CHOICES}
-            best = max(merits, key=lambda choice: merits[choice])
+            validation_scores = {
+                choice: float(regress(validation, flags.validation_tasks, choice).mean()) for choice in CHOICES
+            }
+            best = max(validation_scores, key=lambda choice: validation_scores[choice])
             accuracies = {
-                "leo": evaluate(model.learner, test, 0, flags.tasks).accuracy,
-                "nearest-centroid": evaluate(NearestCentroid(), test, 0, flags.tasks).accuracy,
+                "leo": score_learner(model.learner, test, 0, flags.tasks).accuracy,
+                "nearest-centroid": score_learner(NearestCentroid(), test, 0, flags.tasks).accuracy,
                 "logistic-regression": regress(test, flags.tasks, best),
             }
             for name, values in accuracies.items():
@@ -69,7 +71,7 @@ def main() -> None:
                              "leo_ahead_by": ahead, "leo_ahead_by_interval": ahead_interval})  # fmt: skip
                 print(f"{way}-way {shot}-shot {name}: {accuracy:.2%} ± {interval:.2%}, "
                       f"LEO ahead by {ahead:+.2%} ± {ahead_interval:.2%}", flush=True)  # fmt: skip
-            rows[-1] |= {"C": best, "validation_accuracy_by_C": merits}
+            rows[-1] |= {"C": best, "validation_accuracy_by_C": validation_scores}
     settings = {"tasks": flags.tasks, "validation_tasks": flags.validation_tasks, "seed": 0}
     results = {"settings": settings, "run": model.header["config"], "best_step": model.header["step"], "results": rows}
     flags.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

@@ -61,12 +61,12 @@ def main() -> None:
     parser.add_argument("--matmul", type=int, help="size of the matrix product (8192, or in float32 2048)")
     parser.add_argument("--streamed", action="store_true", help="read the images from host memory, not from the device")
     parser.add_argument("--float32", action="store_true", help="do not compute in bfloat16")
-    parser.add_argument("--keep", type=float)
+    parser.add_argument("--keep-prob", type=float)
     parser.add_argument("--mixup", type=float)
     parser.add_argument("--rotation", type=float)
     args = parser.parse_args()
     architecture, recipe = find_architecture(args.network), find_recipe(args.recipe)
-    changes = {name: getattr(args, name) for name in ("batch", "keep", "mixup", "rotation")}
+    changes = {name: getattr(args, name) for name in ("batch", "keep_prob", "mixup", "rotation")}
     recipe = dataclasses.replace(recipe, **{name: value for name, value in changes.items() if value is not None})
     half = not args.float32 and jax.default_backend() != "cpu"
     side = round(84 * architecture.side / 80)

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from metaleo.data import load_sample
+from metaleo.data import load_data
 
 JSON = {"content-type": "application/json"}
 
@@ -139,7 +139,7 @@ def measure_memory(tasks: int, mixed: bool, seed: int) -> dict[str, Any]:
 
 def sample_rows() -> np.ndarray:
     """Real rows of unseen classes: [class, image, dim]."""
-    unseen = load_sample().subset("test")
+    unseen = load_data("sample").subset("test")
     return unseen.read(unseen.rows).reshape(len(unseen.counts), -1, unseen.dim)
 
 

@@ -19,16 +19,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from metaleo.data import load_sample
-from metaleo.data.rows import place
-from metaleo.devices import everywhere, use_cores
-from metaleo.engines import choose, engines
-from metaleo.evaluation import evaluate
-from metaleo.learners import LEO, Hyper
-from metaleo.model.network import linear
-from metaleo.outer_loop import advance, make_optimiser, meta_gradient, start
-from metaleo.population import advancer, lanes_for, runs_per_device, spread
+from metaleo._jax.devices import replicate, use_all_cores
+from metaleo.data import load_data
+from metaleo.engines import all_engines, choose_engine
+from metaleo.evaluation.evaluate import score_learner
+from metaleo.learners import LEO, HyperParams
+from metaleo.nn.heads import linear_network
 from metaleo.tasks import Episodes
+from metaleo.tasks.episodes import place_rows
+from metaleo.training.meta_train import advance, make_optimiser, meta_gradient, start_run
+from metaleo.training.population import compile_advance, replicas_for, replicas_per_device, shard_replicas
 
 META_BATCH, WAY, QUERY = 12, 5, 15
 
@@ -57,10 +57,10 @@ def gigaflops(size: int, took: float) -> float:
 
 def problem(shot: int) -> tuple[Episodes, Episodes]:
     """Tasks to train on and tasks to test on, of the sample that comes with the package."""
-    metaset = load_sample()
-    rows = place(metaset)
+    metaset = load_data("sample")
+    rows = place_rows(metaset)
     training, testing = (Episodes.over(metaset.subset(split), WAY, shot, QUERY, rows) for split in ("train", "test"))
-    return everywhere((training, testing))
+    return replicate((training, testing))
 
 
 def measure(name: str, shot: int, population: int, steps: int, tasks: int, repeats: int, size: int) -> dict[str, Any]:
@@ -68,20 +68,22 @@ def measure(name: str, shot: int, population: int, steps: int, tasks: int, repea
     training, testing = problem(shot)
     optimiser = make_optimiser()
     keys = jax.random.split(jax.random.key(0), population)
-    begin = jax.jit(jax.vmap(lambda key: start(LEO.init(key, linear(training.rows.dim)), optimiser)))
-    hyper = jax.tree.map(lambda value: jnp.full(population, value, jnp.float32), Hyper())
-    lanes = lanes_for(population)
-    states, hyper, keys = spread((begin(keys), hyper, keys), lanes)
+    begin = jax.jit(jax.vmap(lambda key: start_run(LEO.init(key, linear_network(training.rows.dim)), optimiser)))
+    hyper = jax.tree.map(lambda value: jnp.full(population, value, jnp.float32), HyperParams())
+    replicas = replicas_for(population)
+    states, hyper, keys = shard_replicas((begin(keys), hyper, keys), replicas)
 
     def one_step(state, key, training):
-        gradient = functools.partial(meta_gradient, engine=engines()["closed-form"])  # XLA does not see into kernels
-        return advance(state, Hyper(), key, training, optimiser, META_BATCH, 1, gradient=gradient)
+        gradient = functools.partial(
+            meta_gradient, engine=all_engines()["closed-form"]
+        )  # XLA does not see into kernels
+        return advance(state, HyperParams(), key, training, optimiser, META_BATCH, 1, gradient=gradient)
 
     first = jax.tree.map(lambda leaf: leaf[0], (states, keys))
-    engine = choose(first[0].learner, name, runs_per_device(lanes))
+    engine = choose_engine(first[0].learner, name, replicas_per_device(replicas))
     analysis: Any = jax.jit(one_step).lower(*first, training).cost_analysis()  # before it repeats some
     flops = float(analysis["flops"]) if analysis else None  # a GPU's client does not count
-    run = advancer(engine, lanes, steps, META_BATCH, "global")
+    run = compile_advance(engine, replicas, steps, META_BATCH, "global")
 
     def go():
         nonlocal states  # whose memory each call gives to the next
@@ -101,7 +103,7 @@ def measure(name: str, shot: int, population: int, steps: int, tasks: int, repea
         result["share_of_float32_matmul"] = round(own / large, 3)
     if population == 1:
         learner = jax.tree.map(lambda leaf: leaf[0], states.learner)
-        (took,) = seconds(repeats, lambda: evaluate(learner, testing, 0, tasks, engine=engine))
+        (took,) = seconds(repeats, lambda: score_learner(learner, testing, 0, tasks, engine=engine))
         result["evaluation_tasks_per_second"] = round(tasks / took, 1)
     return result
 
@@ -116,7 +118,7 @@ def main() -> None:
     parser.add_argument("--matmul", type=int, default=2048, help="size of the matrix product")
     parser.add_argument("--engines", nargs="+", default=["auto"])
     options = parser.parse_args()
-    use_cores()
+    use_all_cores()
     rates = {
         f"matmul_{precision}_gflops": gigaflops(
             options.matmul, *seconds(options.repeats, matmul(options.matmul, precision))

@@ -11,9 +11,9 @@ ROOT = Path(__file__).parent.parent
 REPOSITORY = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    "src/metaleo/data/sample/README.md",
-    "src/metaleo/features/sample/README.md",
-    "src/metaleo/models/README.md",
+    "src/metaleo/assets/data/README.md",
+    "src/metaleo/assets/drawings/README.md",
+    "src/metaleo/assets/models/README.md",
 )
 """Files outside docs/ that become pages, under `repository/`."""
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)\s#]+)(?=[)#])")

@@ -3,10 +3,9 @@
 # %% Classes that the model has never seen, 100 images of each as rows of 640 numbers; tasks with five of them
 import numpy as np
 
-from metaleo import LEOClassifier
-from metaleo.data import load_sample
+from metaleo import LEOClassifier, load_data
 
-unseen = load_sample().subset("test")
+unseen = load_data("sample").subset("test")
 random = np.random.default_rng(0)
 
 

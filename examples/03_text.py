@@ -3,10 +3,9 @@
 # %% 30 intents that no model here has seen (banking, credit cards), 50 sentences each, as 256 numbers
 import numpy as np
 
-from metaleo import LEOClassifier
-from metaleo.data import load
+from metaleo import LEOClassifier, load_data
 
-unseen = load("intents").subset("test")
+unseen = load_data("intents").subset("test")
 print(f"{len(unseen.counts)} new intents, among them {', '.join(unseen.class_names[:3])}")
 random = np.random.default_rng(0)
 WAY, SHOT, QUERY = 10, 3, 20

@@ -6,14 +6,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from metaleo.adapted import find_model
-from metaleo.data import load_sample
-from metaleo.learners import LEO
-from metaleo.tasks import Episodes
+from metaleo import LEO, Episodes, load_data, load_model
 
-leo = find_model("miniimagenet").learner
+leo = load_model("miniimagenet").learner
 assert isinstance(leo, LEO)
-tasks = Episodes.over(load_sample().subset("test"), way=5, shot=1, query=15)
+tasks = Episodes.over(load_data("sample").subset("test"), way=5, shot=1, query=15)
 task = tasks.sample(jax.random.key(0))
 
 # %% The adaptation with its trace

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import safetensors.numpy
 
-SAMPLE = Path(__file__).parent.parent / "src/metaleo/data/sample/miniimagenet.safetensors"  # real image features
+SAMPLE = Path(__file__).parent.parent / "src/metaleo/assets/data/miniimagenet.safetensors"  # real image features
 LATENT, LATENT_STEPS, FINETUNE_STEPS = 64, 5, 5
 QUERY, META_BATCH = 15, 12  # query examples of each class, tasks in a meta-step
 
@@ -28,7 +28,7 @@ class Hyper(NamedTuple):
     encoder_penalty: float = 4.5e-7  # γ of Eq. 6
     l2: float = 1.39e-4  # λ₁ of Eq. 7
     orthogonality: float = 22.1  # λ₂ of Eq. 7
-    keep: float = 0.609  # the probability that dropout keeps a feature
+    keep_prob: float = 0.609  # the probability that dropout keeps a feature
 
 
 def load(path):
@@ -54,14 +54,14 @@ def sample_task(key, features, way, shot):
 
 
 def draw_noise(key, task, hyper):
-    """All that is random in training on one task: normal numbers, and dropout as factors, 0 or 1 / keep."""
+    """All that is random in training on one task: normal numbers, and dropout as factors, 0 or 1 / keep_prob."""
     (inputs, targets), (query, _) = task
     keys, way, dim = jax.random.split(key, 4), targets.shape[1], inputs.shape[1]
     code = jax.random.normal(keys[0], (way, LATENT))
     weights = jax.random.normal(keys[1], (LATENT_STEPS + 1, way, dim))  # for each time that weights are decoded
-    kept = jax.random.bernoulli(keys[2], hyper.keep, (1 + LATENT_STEPS + FINETUNE_STEPS, *inputs.shape))
-    query_kept = jax.random.bernoulli(keys[3], hyper.keep, query.shape)
-    return code, weights, jnp.where(kept, 1 / hyper.keep, 0.0), jnp.where(query_kept, 1 / hyper.keep, 0.0)
+    kept = jax.random.bernoulli(keys[2], hyper.keep_prob, (1 + LATENT_STEPS + FINETUNE_STEPS, *inputs.shape))
+    query_kept = jax.random.bernoulli(keys[3], hyper.keep_prob, query.shape)
+    return code, weights, jnp.where(kept, 1 / hyper.keep_prob, 0.0), jnp.where(query_kept, 1 / hyper.keep_prob, 0.0)
 
 
 def init_params(key, dim):

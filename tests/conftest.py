@@ -30,7 +30,7 @@ def pytest_configure(config):
     """In every process that runs tests; not in the one that hands them out."""
     if config.getoption("dist", "no") == "no" or hasattr(config, "workerinput"):
         with install_import_hook("metaleo", "beartype.beartype"):
-            for module in ("cli", "features.benchmarks", "features.run", "web.server"):
+            for module in ("cli", "features.datasets", "features.pretrain_run", "serve.server"):
                 importlib.import_module(f"metaleo.{module}")
         gc.freeze()
         gc.set_threshold(200_000, 50, 1000)  # looking for garbage among all that JAX keeps took a sixth of the time

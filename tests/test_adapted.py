@@ -12,8 +12,9 @@ import safetensors.numpy
 
 from helpers.marks import by_default
 from helpers.small import DIM, close, make_model, message
-from metaleo.adapted import (
-    Adapted,
+from metaleo.checkpoints import save_model
+from metaleo.estimators.classifier import (
+    AdaptedClassifier,
     adapt,
     adapt_many,
     find_model,
@@ -23,12 +24,9 @@ from metaleo.adapted import (
     sample_heads,
     softmax,
 )
-from metaleo.checkpoint import save_model
-from metaleo.config import Structure
-from metaleo.data.rows import normalise
-from metaleo.model.heads import AffineHead, AttentionHead, CentredHead, LinearHead, RelationHead
-from metaleo.model.network import GeneratedHead
-from metaleo.tasks.task import labelled
+from metaleo.learners.registry import Structure
+from metaleo.nn.heads import AffineHead, AttentionHead, CentredHead, GeneratedHead, LinearHead, RelationHead
+from metaleo.tasks.task import labelled, normalise
 
 KINDS = {
     "leo": ({}, LinearHead),
@@ -145,7 +143,7 @@ def test_many_tasks_at_once_are_as_one_by_one():
 
 
 def test_more_tasks_than_fit_side_by_side(monkeypatch):
-    monkeypatch.setattr("metaleo.adapted.SIDE_BY_SIDE", 2)
+    monkeypatch.setattr("metaleo.estimators.classifier.SIDE_BY_SIDE", 2)
     tasks = [some_rows(5, seed) for seed in range(5)]
     for own, (rows, labels) in zip(adapt_many(model_of(), tasks), tasks, strict=True):
         close(own.logits(rows), adapt(model_of(), rows, labels).logits(rows))
@@ -164,7 +162,7 @@ def test_queries_in_parts_are_as_all_at_once(monkeypatch):
     rows, labels = some_rows(20)
     found = adapt(model_of(), rows, labels)
     whole = found.logits(rows)
-    monkeypatch.setattr("metaleo.adapted.AT_ONCE", 8)
+    monkeypatch.setattr("metaleo.estimators.classifier.AT_ONCE", 8)
     np.testing.assert_allclose(found.logits(rows), whole, rtol=1e-5)
     assert whole.shape == (20, 3)
 
@@ -200,7 +198,7 @@ def test_softmax_of_large_logits():
 def test_predictions_in_words():
     structure = Structure(dim=2)
     head = LinearHead(jnp.array([[np.log(3.0), 0.0], [0.0, np.log(9.0)]], jnp.float32))
-    task = Adapted((4, 7), head, 1.0, structure)
+    task = AdaptedClassifier((4, 7), head, 1.0, structure)
     sure, unsure = predict(task, np.array([[0, 5], [2, 0]], np.float32), 0.8)
     assert sure == {"class": 7, "probability": 0.9, "unsure": False, "probabilities": {"4": 0.1, "7": 0.9}}
     assert unsure == {"class": 4, "probability": 0.75, "unsure": True, "probabilities": {"4": 0.75, "7": 0.25}}

@@ -15,11 +15,11 @@ from helpers.commands import fails, told
 from helpers.runs import make_run
 from helpers.small import DIM, make_metaset
 from metaleo import data
-from metaleo.checkpoint import load_model, save_model
+from metaleo.checkpoints import load_candidates, load_model, save_model
 from metaleo.cli import main
-from metaleo.config import SINES, Structure
-from metaleo.figures import as_label
-from metaleo.subjects import load_subjects
+from metaleo.config.presets import SINES
+from metaleo.learners.registry import Structure
+from metaleo.plotting.figures import as_label
 
 SMALL = Structure(dim=DIM, way=3, latent=4, latent_steps=2, finetune_steps=2, latent_step_size=0.5)
 
@@ -27,7 +27,7 @@ SMALL = Structure(dim=DIM, way=3, latent=4, latent_steps=2, finetune_steps=2, la
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data.save(make_metaset(), "features.npz")
+    data.save_data(make_metaset(), "features.npz")
     make_run(tmp_path / "leo", SMALL, seeds=(0, 1))
     make_run(tmp_path / "generator", dataclasses.replace(SMALL, learner="leo-generator-finetuned"))
     make_run(tmp_path / "sgd", dataclasses.replace(SMALL, learner="meta-sgd"))
@@ -97,7 +97,7 @@ def test_one_task_has_no_interval(here, capsys):
 
 @pytest.mark.slow
 def test_functions(here, capsys):
-    small = dataclasses.replace(SINES, latent=4, latent_steps=2, finetune_steps=1, hidden=3, limit=1.0)
+    small = dataclasses.replace(SINES, latent=4, latent_steps=2, finetune_steps=1, hidden=3, max_grad_norm=1.0)
     make_run(here / "sines", small, data="sines-and-lines", shot=4)
     codes = told(capsys, "analyse", "codes", "sines", "--tasks", "30")
     assert (codes["models"][0]["classes"], codes["models"][0]["codes"]) == (2, 30)
@@ -173,7 +173,7 @@ def test_names_cannot_change_the_page(here, capsys):
 
 @pytest.mark.slow
 def test_a_report_says_what_it_leaves_out(here, capsys):
-    data.save(make_metaset(classes=(8, 2, 5)), "features.npz")
+    data.save_data(make_metaset(classes=(8, 2, 5)), "features.npz")
     main(["report", "leo/model-0.safetensors", "--tasks", "25", "--test-tasks", "5"])
     text = Page((here / "report.html").read_text()).text
     assert "Left out: 3-way tasks need 3 classes; the val split has 2." in text
@@ -219,10 +219,10 @@ def test_bad_input(here, capsys):
         assert "empty has no model yet" in fails(capsys, *words)
     assert "nowhere does not exist" in fails(capsys, "analyse", "coverage", "leo", "nowhere")
     assert "6-way tasks need 6 classes; the val split has 5" in fails(capsys, *codes, "leo", "--way", "6")
-    assert "--tasks must be at least 20, not 5" in fails(capsys, *codes, "leo", "--tasks", "5")
-    assert "--tasks must be at least 1, not 0" in fails(capsys, "analyse", "curvature", "leo", "--tasks", "0")
+    assert "--tasks 5 must be at least 20" in fails(capsys, *codes, "leo", "--tasks", "5")
+    assert "--tasks 0 must be at least 1" in fails(capsys, "analyse", "curvature", "leo", "--tasks", "0")
     assert "1000 queries need 1002 images" in fails(capsys, "analyse", "uncertainty", "leo", "--query", "1000")
-    assert "--samples must be at least 2" in fails(capsys, "analyse", "uncertainty", "leo", "--samples", "1")
+    assert "--samples 1 must be at least 2" in fails(capsys, "analyse", "uncertainty", "leo", "--samples", "1")
     assert "ends in .png, .pdf, .svg; x.jpg does not" in fails(capsys, *codes, "leo", "--out", "x.jpg")
     assert "ends in .html; x.pdf does not" in fails(capsys, "report", "leo", "--out", "x.pdf")
     assert "no class 'cat' to highlight; there are class8, class9" in fails(
@@ -259,12 +259,12 @@ def test_help_has_examples(capsys):
 
 
 def test_class_names_are_words():
-    from metaleo.data.words import WORDS, in_words
+    from metaleo.data.class_names import READABLE, readable_name
 
-    assert set(WORDS) == set(data.load("sample").class_names)
-    assert in_words("n02174001") == "rhinoceros beetle"
-    assert in_words("Balinese/character01") == "Balinese/character01"
-    assert np.unique(list(WORDS.values())).size == 100
+    assert set(READABLE) == set(data.load_data("sample").class_names)
+    assert readable_name("n02174001") == "rhinoceros beetle"
+    assert readable_name("Balinese/character01") == "Balinese/character01"
+    assert np.unique(list(READABLE.values())).size == 100
 
 
 def test_what_tells_subjects_apart(here):
@@ -272,7 +272,7 @@ def test_what_tells_subjects_apart(here):
     make_run(here / "other/leo", SMALL)
 
     def names(*places, **options):
-        return [one.name for one in load_subjects([Path(place) for place in places], **options)]
+        return [one.name for one in load_candidates([Path(place) for place in places], **options)]
 
     assert names("leo") == ["seed 0", "seed 1"]
     assert names("leo", "sgd") == ["leo seed 0", "leo seed 1", "sgd seed 0"]

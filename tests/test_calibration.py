@@ -12,19 +12,13 @@ import scipy.special
 from helpers.marks import by_default
 from helpers.small import DIM, adapt, close, make_learner, make_metaset, make_model, shake
 from helpers.small import logits as logits_of
-from metaleo import runs
-from metaleo.calibration import (
-    QUERY_LOGITS,
-    best_temperature,
-    calibrate,
-    learn_temperatures,
-    temperature_for,
-)
-from metaleo.checkpoint import load_model, save_model
-from metaleo.config import TrainConfig
+from metaleo.checkpoints import load_model, save_model
+from metaleo.config.schema import TrainConfig
+from metaleo.evaluation.calibration import QUERY_LOGITS, best_temperature, calibrate_model, learn_temperatures
 from metaleo.learners import NearestCentroid
 from metaleo.tasks.episodes import Episodes
 from metaleo.tasks.task import labelled
+from metaleo.training import run as runs
 
 random = np.random.default_rng(0)
 
@@ -68,15 +62,15 @@ def test_it_stays_within_bounds():
 
 def test_temperatures_between_shots():
     """Linear in the logarithm of both: T is a power of the shots."""
-    header = {"temperatures": [[1, 2.0], [4, 8.0], [16, 4.0]]}
-    assert [round(temperature_for(header, shot), 9) for shot in (1, 2, 4, 8, 16)] == [2, 4, 8, round(32**0.5, 9), 4]
-    assert round(temperature_for(header, 0.5), 9) == 2
-    assert round(temperature_for(header, 100), 9) == 4
-    np.testing.assert_allclose(temperature_for(header, 2.5), 2 * 2.5)
+    model = make_model(header={"temperatures": [[1, 2.0], [4, 8.0], [16, 4.0]]})
+    assert [round(model.temperature(shot), 9) for shot in (1, 2, 4, 8, 16)] == [2, 4, 8, round(32**0.5, 9), 4]
+    assert round(model.temperature(0.5), 9) == 2
+    assert round(model.temperature(100), 9) == 4
+    np.testing.assert_allclose(model.temperature(2.5), 2 * 2.5)
 
 
 def test_no_temperatures():
-    assert temperature_for({}, 3.0) == temperature_for({"temperatures": []}, 3.0) == 1.0
+    assert make_model(header={}).temperature(3.0) == make_model(header={"temperatures": []}).temperature(3.0) == 1.0
 
 
 @pytest.fixture(scope="module")
@@ -127,14 +121,14 @@ def test_shots_are_as_many_as_classes_have_examples_for(images, shots):
 
 
 def test_a_model_file_learns_its_temperatures(tmp_path, episodes, monkeypatch):
-    monkeypatch.setattr("metaleo.calibration.TASKS", 4)
+    monkeypatch.setattr("metaleo.evaluation.calibration.TASKS", 4)
     model, path = make_model("prototypical", header={"seed": 7, "network": "mine"}), tmp_path / "model.safetensors"
     save_model(path, model.learner, model.structure, model.header)
-    found = calibrate(path, episodes)
+    found = calibrate_model(path, episodes)
     again = load_model(path)
     assert again.header["temperatures"] == [list(pair) for pair in found]
     assert (again.header["seed"], again.header["network"], again.header["kind"]) == (7, "mine", "model")
-    assert temperature_for(again.header, 1) == pytest.approx(found[0][1])
+    assert again.temperature(1) == pytest.approx(found[0][1])
     for one, other in zip(jax.tree.leaves(again.learner), jax.tree.leaves(model.learner), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -143,11 +137,11 @@ def test_a_model_file_learns_its_temperatures(tmp_path, episodes, monkeypatch):
 def test_only_classes_that_were_not_learned_from_say_how_sure_to_be(tmp_path, monkeypatch, train_on, expected):
     """And only seeds that have a model at all."""
     done = []
-    monkeypatch.setattr(runs, "calibrate", lambda path, episodes: done.append((path, episodes)))
+    monkeypatch.setattr(runs, "calibrate_model", lambda path, episodes: done.append((path, episodes)))
     structure = make_model("nearest-centroid").structure
     config = TrainConfig(data="mine", train_on=train_on, way=3, shot=2, query=4, seed=3, seeds=2, structure=structure)
-    run = runs.Run(config, tmp_path, make_metaset())
-    merits = np.array([0.5, -np.inf], np.float32)
-    run.calibrate(eqx.tree_at(lambda state: state.best_merit, jax.eval_shape(run.begin, None), merits))
+    run = runs.TrainingRun(config, tmp_path, make_metaset())
+    validation_scores = np.array([0.5, -np.inf], np.float32)
+    run.calibrate(eqx.tree_at(lambda state: state.best_score, jax.eval_shape(run.begin, None), validation_scores))
     assert [path.name for path, _ in done] == expected
     assert all(episodes.counts.tolist() == [12] * 5 and episodes.rows.dim == DIM for _, episodes in done)

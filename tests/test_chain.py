@@ -9,9 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-from metaleo import data
 from metaleo.cli import main
-from metaleo.features.images import Images, open_images, pack
+from metaleo.data import load_data
+from metaleo.features.datasets import open_images
+from metaleo.features.images import Images, pack
 
 
 def run(words: str) -> None:
@@ -43,7 +44,7 @@ def test_in_miniature(tmp_path, monkeypatch, capsys):
         "--reports 2 --out net"
     )
     run("embed net --out features.safetensors")
-    features = data.load("features.safetensors")
+    features = load_data("features.safetensors")
     assert (len(features.counts), features.counts.tolist(), features.dim) == (18, [8] * 18, 4)
     run(
         "train --data features.safetensors --preset omniglot-1shot --query 4 --steps 4 --meta-batch 2 "

@@ -8,10 +8,10 @@ import pytest
 import safetensors.numpy
 
 from helpers.small import DIM, close, make_learner
-from metaleo.checkpoint import load_model, save_model
-from metaleo.config import Structure
+from metaleo._io.files import load_tree, read_header, save_tree
+from metaleo.checkpoints import load_model, save_model
 from metaleo.errors import BadInput
-from metaleo.trees import load_tree, read_header, save_tree
+from metaleo.learners.registry import Structure
 
 STRUCTURE = Structure(dim=DIM, latent=4)
 

@@ -14,11 +14,12 @@ import pytest
 from helpers.commands import SMALL, fails, told
 from helpers.runs import make_run
 from helpers.small import DIM, make_metaset, make_structure
-from metaleo import data, sines_and_lines
-from metaleo.checkpoint import load_model
+from metaleo import data
+from metaleo.checkpoints import load_model
 from metaleo.cli import main
 from metaleo.cli.train import Train
-from metaleo.config import PRESETS
+from metaleo.config.presets import PRESETS
+from metaleo.evaluation import regression as sines_and_lines
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("loose_dtypes")
 def here(tmp_path, monkeypatch):
     """A fresh folder with a small feature file in it."""
     monkeypatch.chdir(tmp_path)
-    data.save(make_metaset(), "features.npz")
+    data.save_data(make_metaset(), "features.npz")
     return tmp_path
 
 
@@ -135,7 +136,7 @@ def test_bad_input_around_functions(here, capsys):
     assert "unknown problem 'cosines'; known: sines-and-lines" in fails(capsys, "train", "--problem", "cosines")
     assert "give one of them" in fails(capsys, "train", *FUNCTIONS, "--data", "features.npz")
     assert "ridge has no network to choose" in fails(capsys, "train", *FUNCTIONS, "--learner", "ridge")
-    assert "--shot must be at least 1" in fails(capsys, "train", *FUNCTIONS, "--shot", "0")
+    assert "--shot 0 must be at least 1" in fails(capsys, "train", *FUNCTIONS, "--shot", "0")
     assert "preset is for tasks of classes" in fails(capsys, "train", *FUNCTIONS, "--preset", "paper-mini-1shot")
     functions_for_classes = ("train", "--data", "features.npz", "--preset", "sines-and-lines")
     assert "preset is for tasks of functions" in fails(capsys, *functions_for_classes)
@@ -143,8 +144,8 @@ def test_bad_input_around_functions(here, capsys):
     assert "--way means nothing to sines-and-lines" in fails(capsys, "train", *FUNCTIONS, "--way", "3")
     assert "--way means nothing to sines-and-lines" in fails(capsys, "evaluate", "sines-and-lines", "--way", "3")
     assert "--split means nothing" in fails(capsys, "evaluate", "sines-and-lines", "--split", "val")
-    assert "--shot must be at least 1" in fails(capsys, "plot-functions", "sines-and-lines", "--shot", "0")
-    assert "--samples must be at least 2" in fails(capsys, "evaluate", "sines-and-lines", "--samples", "1")
+    assert "--shot 0 must be at least 1" in fails(capsys, "plot-functions", "sines-and-lines", "--shot", "0")
+    assert "--samples 1 must be at least 2" in fails(capsys, "evaluate", "sines-and-lines", "--samples", "1")
     assert "ends in .png" in fails(capsys, "plot-functions", "sines-and-lines", "--out", "figure.jpg")
     assert "--panels must be between" in fails(capsys, "plot-functions", "sines-and-lines", "--panels", "0")
     assert "nowhere does not exist" in fails(capsys, "plot-functions", "nowhere")
@@ -153,7 +154,7 @@ def test_bad_input_around_functions(here, capsys):
     assert "different problems" in fails(capsys, "evaluate", "run", "sines-and-lines")
     assert "--samples is for sines and lines" in fails(capsys, "evaluate", "run", "--samples", "5")
     make_run(here / "two", make_structure("meta-sgd"), shot=3)
-    assert "trained with different --shot" in fails(capsys, "evaluate", "run", "two")
+    assert "trained with different shot" in fails(capsys, "evaluate", "run", "two")
 
 
 @pytest.mark.slow
@@ -166,7 +167,7 @@ def test_bad_input_around_functions(here, capsys):
     ],
 )
 def test_other_networks_train_and_are_tested(here, capsys, network):
-    flags = ("--network", *network, "--hidden", "3", "--from-start", "True", "--limit", "10")
+    flags = ("--network", *network, "--hidden", "3", "--from-start", "True", "--max-grad-norm", "10")
     main(["train", "--data", "features.npz", *SMALL, *flags, "--out", "run"])
     capsys.readouterr()
     if "task" in network:
@@ -211,7 +212,7 @@ def test_engines_are_chosen_and_recorded(here, capsys):
 
 
 def test_quickstart_in_small(here, capsys, monkeypatch):
-    monkeypatch.setattr(data, "load_sample", make_sample)
+    monkeypatch.setattr(data, "load_data", make_sample)
     main(["quickstart", "--steps", "4", "--tasks", "20", "--json"])
     results = json.loads(capsys.readouterr().out)["results"]
     assert set(results) == {"nearest centroid", "Meta-SGD", "LEO"}
@@ -272,8 +273,8 @@ def test_wrong_feature_size(here, capsys):
     said = fails(capsys, "evaluate", "run", "--data", "wide.npz")
     assert f"wide.npz has {DIM + 1} numbers per example" in said
     assert f"trained on {DIM}" in said
-    assert "--way must be at least 2, not 0" in fails(capsys, "evaluate", "run", "--way", "0")
-    assert "--shot must be at least 1, not 0" in fails(capsys, "evaluate", "run", "--shot", "0")
+    assert "--way 0 must be at least 2" in fails(capsys, "evaluate", "run", "--way", "0")
+    assert "--shot 0 must be at least 1" in fails(capsys, "evaluate", "run", "--shot", "0")
 
 
 def test_too_few_classes(here, capsys):
@@ -313,11 +314,12 @@ def test_unknown_names(here, capsys):
 @pytest.mark.parametrize(
     ("flag", "value", "said"),
     [
-        ("--steps", "0", "--steps must be at least 1"), ("--shot", "0", "--shot must be at least 1"),
-        ("--way", "1", "--way must be at least 2"), ("--keep", "0", "--keep is a probability"),
-        ("--keep", "1.5", "--keep is a probability"), ("--learning-rate", "-1", "--learning-rate must be"),
-        ("--kl", "nan", "--kl must be a finite"), ("--seeds", "0", "--seeds must be"),
-        ("--latent", "0", "--latent must be"),
+        ("--steps", "0", "--steps 0 must be at least 1"), ("--shot", "0", "--shot 0 must be at least 1"),
+        ("--way", "1", "--way 1 must be at least 2"), ("--keep-prob", "0", "--keep-prob 0.0 must be a probability"),
+        ("--keep-prob", "1.5", "--keep-prob 1.5 must be a probability"),
+        ("--learning-rate", "-1", "--learning-rate -1.0 must be a finite"),
+        ("--kl", "nan", "--kl nan must be a finite"), ("--seeds", "0", "--seeds 0 must be"),
+        ("--latent", "0", "--latent 0 must be"),
     ],
 )  # fmt: skip
 def test_senseless_numbers(here, capsys, flag, value, said):
@@ -366,7 +368,7 @@ def test_pickle_that_runs_code(here, capsys):
 @pytest.mark.slow
 def test_warnings_are_one_line(tmp_path):
     """Such as that of an engine that is not installed: the run goes on."""
-    data.save(make_metaset(), tmp_path / "features.npz")
+    data.save_data(make_metaset(), tmp_path / "features.npz")
     place = str(tmp_path / "features.npz")
     make_run(tmp_path / "run", make_structure("meta-sgd"), engine="warp", data=place, query=4, steps=2)
     for model in (tmp_path / "run").glob("model*"):

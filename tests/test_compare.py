@@ -11,12 +11,14 @@ import pytest
 
 from helpers.commands import fails
 from helpers.small import make_metaset
-from metaleo import compare, data, runs
-from metaleo.checkpoint import load_model
+from metaleo import data
+from metaleo._io.files import read_json
+from metaleo.checkpoints import load_model
 from metaleo.cli import main
-from metaleo.config import PRESETS
-from metaleo.data.rows import normalise
-from metaleo.files import read_json
+from metaleo.config.presets import PRESETS
+from metaleo.experiments import compare
+from metaleo.tasks.task import normalise
+from metaleo.training.run import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 LEARNERS = ("nearest-centroid", "maml", "cl2n")
@@ -37,7 +39,7 @@ def one_inner_step():
 def whole(tmp_path_factory):
     """An uninterrupted comparison, beside its features."""
     folder = tmp_path_factory.mktemp("compare")
-    data.save(make_metaset(images=20), folder / "features.npz")
+    data.save_data(make_metaset(images=20), folder / "features.npz")
     with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
         patch.chdir(folder)
         main([*COMPARE, "--out", "whole"])
@@ -109,7 +111,7 @@ def test_outputs_agree(whole):
 
 def test_second_run_repeats_nothing(here, capsys, monkeypatch):
     monkeypatch.setattr(compare, "train_with_progress", no_training)
-    monkeypatch.setattr(compare, "score_with_progress", no_training)
+    monkeypatch.setattr(compare, "score_learner", no_training)
     before = (here / "results.json").read_text()
     main([*COMPARE, "--out", str(here), "--json"])
     assert capsys.readouterr().out == before
@@ -133,7 +135,7 @@ def test_going_on_after_a_kill(here, whole, capsys):
 
 def test_interrupted(whole, tmp_path, monkeypatch, capsys):
     """Asked to stop in the second learner: it says how to go on, and going on ends at the same results."""
-    save = runs.Run.save
+    save = TrainingRun.save
 
     def save_and_interrupt(run, state):
         save(run, state)
@@ -141,10 +143,10 @@ def test_interrupted(whole, tmp_path, monkeypatch, capsys):
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.chdir(whole)
-    monkeypatch.setattr(runs.Run, "save", save_and_interrupt)
+    monkeypatch.setattr(TrainingRun, "save", save_and_interrupt)
     with pytest.raises(SystemExit) as end:
         main([*COMPARE, "--out", str(tmp_path / "cut")])
-    monkeypatch.setattr(runs.Run, "save", save)
+    monkeypatch.setattr(TrainingRun, "save", save)
     assert end.value.code == 130
     said = capsys.readouterr().err
     assert "stopped and saved; run the same command again" in said
@@ -155,11 +157,11 @@ def test_interrupted(whole, tmp_path, monkeypatch, capsys):
 
 
 def test_lost_time_is_not_made_up(here):
-    with compare.clocked(here, "training"):
+    with compare.timed(here, "training"):
         assert read_json(here / "times.json") == {"training": None}  # what a kill would leave
     assert read_json(here / "times.json")["training"] >= 0
     (here / "times.json").write_text('{"training": null}')
-    with compare.clocked(here, "training"):
+    with compare.timed(here, "training"):
         pass
     assert read_json(here / "times.json") == {"training": None}
 
@@ -173,7 +175,9 @@ def test_mean_feature(monkeypatch):
 
 def test_untrained_learners_know_the_training_mean(whole, tmp_path):
     metaset = make_metaset(images=20)
-    config = compare.Plan(str(whole / "features.npz"), (1,), ("cl2n",), 3, 8, 40, 0).config("cl2n", 1, metaset.dim)
+    config = compare.Comparison(str(whole / "features.npz"), (1,), ("cl2n",), 3, 8, 40, 0).config(
+        "cl2n", 1, metaset.dim
+    )
     compare.make_untrained(metaset, tmp_path / "model.safetensors", config)
     centre = load_model(tmp_path / "model.safetensors").learner.centre
     np.testing.assert_array_equal(centre, compare.mean_feature(metaset.subset("train")))
@@ -193,9 +197,9 @@ def test_help_has_examples(capsys):
     [
         (["--learners", "maml", "mamml"], "unknown learner 'mamml'; known are leo, "),
         (["--learners", "maml", "maml"], "--learners has maml twice"), (["--shot", "1", "1"], "--shot has 1 twice"),
-        (["--learners"], "--learners needs at least one"), (["--shot", "0"], "--shot must be at least 1"),
-        (["--steps", "0"], "--steps must be at least 1"), (["--tasks", "1"], "--tasks must be at least 2"),
-        (["--seed", "-1"], "--seed must be at least 0"), (["--way", "1"], "--way must be at least 2"),
+        (["--learners"], "--learners needs at least one"), (["--shot", "0"], "--shot 0 must be at least 1"),
+        (["--steps", "0"], "--steps 0 must be at least 1"), (["--tasks", "1"], "--tasks 1 must be at least 2"),
+        (["--seed", "-1"], "--seed -1 must be at least 0"), (["--way", "1"], "--way 1 must be at least 2"),
         (["--way", "6"], "6-way tasks need 6 classes; the val split has 5"),
         (["--shot", "1", "6"], "6 shots and 15 queries need 21 images"),
     ],
@@ -215,7 +219,7 @@ def test_other_settings(here, capsys, flag):
 
 def test_other_features_of_the_same_name(here, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data.save(make_metaset(images=20, seed=1), "features.npz")
+    data.save_data(make_metaset(images=20, seed=1), "features.npz")
     settings = json.loads((here / "compare.json").read_text())
     (here / "compare.json").write_text(json.dumps(settings | {"data": str(tmp_path / "features.npz")}))
     assert "the features are not the same" in fails(capsys, *COMPARE, "--out", str(here))

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from metaleo._jax.devices import enable_compilation_cache
 from metaleo.cli import main
-from metaleo.compiling import keep_compilations
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -57,7 +57,7 @@ def events():
 
 
 def test_in_the_home_and_for_its_owner_alone(tmp_path):
-    keep_compilations()
+    enable_compilation_cache()
     kept = tmp_path / "home/.cache/metaleo/compiled"
     assert folder() == str(kept)
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
@@ -66,7 +66,7 @@ def test_in_the_home_and_for_its_owner_alone(tmp_path):
 
 def test_where_the_user_keeps_such_things(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
-    keep_compilations()
+    enable_compilation_cache()
     assert folder() == str(tmp_path / "elsewhere/metaleo/compiled")
     assert not (tmp_path / "home").exists()
 
@@ -74,16 +74,16 @@ def test_where_the_user_keeps_such_things(tmp_path, monkeypatch):
 def test_settings_of_the_user_win(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "7")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 7.0)
-    keep_compilations()
+    enable_compilation_cache()
     assert jax.config.values["jax_persistent_cache_min_compile_time_secs"] == 7
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
-    keep_compilations()
+    enable_compilation_cache()
     assert folder() == str(tmp_path / "mine")
 
 
 def test_switched_off(tmp_path):
     jax.config.update("jax_enable_compilation_cache", False)
-    keep_compilations()
+    enable_compilation_cache()
     assert folder() is None
     assert not (tmp_path / "home").exists()
 
@@ -111,24 +111,24 @@ def open_to_others(home):
 @pytest.mark.parametrize("spoil", [not_a_folder, open_to_others])
 def test_without_such_a_folder_nothing_is_kept(tmp_path, spoil):
     spoil(tmp_path / "home")
-    keep_compilations()
+    enable_compilation_cache()
     assert folder() is None
 
 
 def test_nothing_is_kept_in_a_folder_that_cannot_be_written(monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    keep_compilations()
+    enable_compilation_cache()
     assert folder() is None
 
 
 def test_nothing_is_kept_in_the_folder_of_another(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    keep_compilations()
+    enable_compilation_cache()
     assert folder() is None
 
 
 def test_a_kept_program_is_read_back(tmp_path, events):
-    keep_compilations()
+    enable_compilation_cache()
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     kept = tmp_path / "home/.cache/metaleo/compiled"
 
@@ -149,12 +149,12 @@ def test_a_half_written_program_is_forgotten(tmp_path):
     kept.mkdir(parents=True, mode=0o700)
     for name in ("half-cache", "whole-cache", "whole-atime"):
         (kept / name).write_bytes(bytes(8))
-    keep_compilations()
+    enable_compilation_cache()
     assert sorted(path.name for path in kept.iterdir()) == ["whole-atime", "whole-cache"]
 
 
 def test_a_damaged_program_is_compiled_again_without_a_word(tmp_path):
-    keep_compilations()
+    enable_compilation_cache()
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
     def compute():

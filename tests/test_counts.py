@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 from helpers.small import HYPER, make_learner, make_metaset
-from metaleo import evaluation, outer_loop, population
-from metaleo.config import Structure
 from metaleo.data.metaset import MetaSet
-from metaleo.engines import choose
-from metaleo.learners import Hyper
+from metaleo.engines import choose_engine
+from metaleo.evaluation import evaluate as evaluation
+from metaleo.evaluation.evaluate import score
+from metaleo.learners import HyperParams
+from metaleo.learners.registry import Structure
 from metaleo.tasks import Episodes
+from metaleo.training.meta_train import advance, make_optimiser, start_run
+from metaleo.training.population import compile_advance, compile_validate, map_replicas, shard_replicas
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 META_BATCH = 12
@@ -50,13 +53,13 @@ def run_of(shot, **changes):
     """What `advance` takes: state, hyper-parameters, key and tasks."""
     features = np.random.default_rng(0).normal(size=(5, 20, 640)).astype(np.float32)
     metaset = MetaSet.from_classes(features, tuple("abcde"), ("train",) * 5)
-    state = outer_loop.start(Structure(**changes).init(jax.random.key(0)), outer_loop.make_optimiser())
-    hyper = jax.tree.map(jnp.float32, Hyper())
+    state = start_run(Structure(**changes).init(jax.random.key(0)), make_optimiser())
+    hyper = jax.tree.map(jnp.float32, HyperParams())
     return state, hyper, jax.random.key(0), Episodes.over(metaset, 5, shot, 15)
 
 
 def meta_step(state, hyper, key, episodes):
-    return outer_loop.advance(state, hyper, key, episodes, outer_loop.make_optimiser(), META_BATCH, num_steps=1)
+    return advance(state, hyper, key, episodes, make_optimiser(), META_BATCH, num_steps=1)
 
 
 def lower(function, *arguments):
@@ -130,16 +133,16 @@ def test_memory_of_a_population(shot):
     leaves, structure = jax.tree.flatten(own)
 
     def meta_steps(leaves):
-        return population.side_by_side(meta_step, runs, (0, 0, 0, None))(*structure.unflatten(leaves), episodes)
+        return map_replicas(meta_step, runs, (0, 0, 0, None))(*structure.unflatten(leaves), episodes)
 
-    lanes = [jax.ShapeDtypeStruct((runs, *leaf.shape), leaf.dtype) for leaf in leaves]
-    memory = jax.jit(meta_steps).lower(lanes).compile().memory_analysis()
+    replicas = [jax.ShapeDtypeStruct((runs, *leaf.shape), leaf.dtype) for leaf in leaves]
+    memory = jax.jit(meta_steps).lower(replicas).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 1.05 * runs * COUNTED[shot].population_bytes
 
 
 def score_tasks(learner, episodes, keys):
     tasks = jax.vmap(episodes.sample)(keys)
-    return jax.vmap(evaluation.score)(choose(learner).adapt(learner, tasks.support), tasks.query)
+    return jax.vmap(score)(choose_engine(learner).adapt(learner, tasks.support), tasks.query)
 
 
 @pytest.mark.slow
@@ -167,25 +170,25 @@ def test_evaluation_never_looks_at_the_scale_of_weights():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_more_steps_and_other_runs_compile_nothing(lanes, count_compilations):
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_more_steps_and_other_runs_compile_nothing(replicas, count_compilations):
     training = Episodes.over(make_metaset().subset("train"), 3, 1, 4)
     validation = Episodes.over(make_metaset().subset("val"), 3, 1, None)
 
     def run(seed):
-        keys = jax.random.split(jax.random.key(seed), lanes)
-        learners = [make_learner("leo", seed=seed + lane) for lane in range(lanes)]
-        states = [outer_loop.start(learner, outer_loop.make_optimiser()) for learner in learners]
-        state = population.spread(jax.tree.map(lambda *leaves: jnp.stack(leaves), *states), lanes)
-        hyper = population.spread(jax.tree.map(lambda value: jnp.full(lanes, value), HYPER), lanes)
-        keys = population.spread(keys, lanes)
+        keys = jax.random.split(jax.random.key(seed), replicas)
+        learners = [make_learner("leo", seed=seed + lane) for lane in range(replicas)]
+        states = [start_run(learner, make_optimiser()) for learner in learners]
+        state = shard_replicas(jax.tree.map(lambda *leaves: jnp.stack(leaves), *states), replicas)
+        hyper = shard_replicas(jax.tree.map(lambda value: jnp.full(replicas, value), HYPER), replicas)
+        keys = shard_replicas(keys, replicas)
         return state, hyper, keys
 
-    engine = choose(make_learner("leo"), runs=lanes)
+    engine = choose_engine(make_learner("leo"), runs=replicas)
 
     def go_on(state, hyper, keys):
-        state, _ = population.advancer(engine, lanes, 2, 4, "global")(state, hyper, keys, training)
-        return population.validator(engine, lanes, 6)(state, jax.random.key(9), validation, 100)[0]
+        state, _ = compile_advance(engine, replicas, 2, 4, "global")(state, hyper, keys, training)
+        return compile_validate(engine, replicas, 6)(state, jax.random.key(9), validation, 100)[0]
 
     first, second = run(0), run(5)
     with count_compilations() as compilations:

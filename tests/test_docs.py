@@ -23,10 +23,11 @@ import pytest
 import tyro
 
 from helpers.marks import by_default
-from metaleo.checkpoint import embedded_model
+from metaleo.checkpoints import builtin_model_path
 from metaleo.cli import Command
-from metaleo.config import LEARNERS, PRESETS
+from metaleo.config.presets import PRESETS
 from metaleo.features.recipes import ARCHITECTURES, RECIPES
+from metaleo.learners.registry import LEARNERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = {str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]}
@@ -102,7 +103,7 @@ def check_regression(names, _):
 
 def check_networks(names, _):
     """Validation loss falls, the adapted model is a function of one input, and all of it is twenty lines."""
-    losses = [-float(merit) for merit in names["merits"]]
+    losses = [-float(score) for score in names["scores"]]
     assert losses[-1] < 0.8 * losses[0]
     assert names["head"](names["jnp"].array([2.5])).shape == (1,)
     code = next(text for language, text, _ in blocks(PAGES["docs/networks.md"]) if language == "python")
@@ -246,7 +247,7 @@ def test_whole_page_runs(name, shell, request):
     address = request.getfixturevalue("server") if name.endswith("serve.md") else SERVER
     if name.endswith("export.md"):  # the page begins with a run that is there
         Path("runs/leo-5way-1shot").mkdir(parents=True)
-        shutil.copy(embedded_model("miniimagenet"), "runs/leo-5way-1shot/model.safetensors")
+        shutil.copy(builtin_model_path("miniimagenet"), "runs/leo-5way-1shot/model.safetensors")
     ran = 0
     for language, text, shown in blocks(page):
         if language not in ("python", "sh"):

@@ -14,12 +14,12 @@ import pytest
 from helpers.marks import by_default
 from helpers.small import HYPER, Given, close, make_batch, make_learner, make_task, pad, shake, stack
 from metaleo import use_engine
-from metaleo.engines import choose, closed_form, engines
+from metaleo.engines import all_engines, choose_engine, closed_form
 from metaleo.errors import BadInput
-from metaleo.model.gaussian import Scale
-from metaleo.model.network import Network, dot, linear
-from metaleo.outer_loop import meta_gradient
+from metaleo.nn.encoder_decoder import Scale
+from metaleo.nn.heads import Network, dot, linear_network
 from metaleo.tasks import Task
+from metaleo.training.meta_train import meta_gradient
 
 EXACT = 1e-9
 """Of the largest entry, in double precision."""
@@ -32,16 +32,16 @@ CASES = {
     "unbalanced and masked": {"shot": None},
     "20-way": {"way": 20, "shot": 1},
     "one step": {"shot": 1, "latent_steps": 1, "finetune_steps": 1},
-    "keeping all": {"shot": 2, "keep": 1.0},
+    "keeping all": {"shot": 2, "keep_prob": 1.0},
     "deterministic": {"shot": 2, "name": "leo-deterministic"},
     "no latent steps": {"shot": 2, "latent_steps": 0},
     "no fine-tuning": {"shot": 2, "finetune_steps": 0},
     "random prior": {"shot": 2, "name": "leo-random-prior"},
 }
-ENGINES = [name for name in engines() if name != "reference"]
+ENGINES = [name for name in all_engines() if name != "reference"]
 
 
-def make_problem(shot=2, name="leo", way=3, keep=HYPER.keep, seed=0, **changes):
+def make_problem(shot=2, name="leo", way=3, keep_prob=HYPER.keep_prob, seed=0, **changes):
     """A learner, three tasks, hyper-parameters, and a key for each task."""
     learner = shake(make_learner(name, way, seed, **{"latent_steps": 3, "finetune_steps": 3, **changes}), 0.2)
     if shot is None:  # as many rows as the largest, and padding where there are fewer
@@ -49,7 +49,12 @@ def make_problem(shot=2, name="leo", way=3, keep=HYPER.keep, seed=0, **changes):
         tasks = [pad_task(make_batch(seed + i, c), make_batch(seed + 50 + i, c)) for i, c in enumerate(all_counts)]
     else:
         tasks = [make_task(seed + i, way, shot) for i in range(3)]
-    return learner, stack(tasks), dataclasses.replace(HYPER, keep=keep), jax.random.split(jax.random.key(seed), 3)
+    return (
+        learner,
+        stack(tasks),
+        dataclasses.replace(HYPER, keep_prob=keep_prob),
+        jax.random.split(jax.random.key(seed), 3),
+    )
 
 
 def pad_task(*batches):
@@ -75,12 +80,12 @@ def adapted(engine, learner, tasks):
 
 
 def check(name, problem, tolerance):
-    engine, learner, tasks = engines()[name], *problem[:2]
+    engine, learner, tasks = all_engines()[name], *problem[:2]
     assert engine.supports(learner, 1)
-    own, expected = (results(one, *problem) for one in (engine, engines()["reference"]))
+    own, expected = (results(one, *problem) for one in (engine, all_engines()["reference"]))
     assert own[1].keys() == expected[1].keys()
     assert close(own, expected, tolerance)
-    heads = (adapted(one, learner, tasks) for one in (engine, engines()["reference"]))
+    heads = (adapted(one, learner, tasks) for one in (engine, all_engines()["reference"]))
     assert close(*heads, tolerance)
     return own[2]
 
@@ -104,7 +109,7 @@ def test_as_the_reference_in_float32(name, case):
 def test_meta_gradient_against_finite_differences(float64, name):
     learner, tasks, hyper, keys = make_problem(**CASES["unbalanced and masked"])
     hyper = dataclasses.replace(hyper, encoder_penalty=0.0)  # no finite difference can see its stop-gradient
-    engine, random = engines()[name], np.random.default_rng(1)
+    engine, random = all_engines()[name], np.random.default_rng(1)
     gradient = results(engine, learner, tasks, hyper, keys)[2]
 
     @jax.jit
@@ -135,15 +140,15 @@ def test_runs_side_by_side(float64, name):
     """Each with weights and tasks of its own."""
     problems = [make_problem(shot=1, seed=seed) for seed in (0, 9)]
     together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *problems)
-    own = jax.vmap(lambda *problem: results(engines()[name], *problem))(*together)
+    own = jax.vmap(lambda *problem: results(all_engines()[name], *problem))(*together)
     for run, problem in enumerate(problems):
-        assert close(entry(own, run), results(engines()["reference"], *problem), EXACT)
+        assert close(entry(own, run), results(all_engines()["reference"], *problem), EXACT)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_support_sets_whose_pairs_are_too_many(float64, name, monkeypatch):
-    monkeypatch.setattr("metaleo.model.relation.PAIRS_AT_ONCE", 9)
+    monkeypatch.setattr("metaleo.nn.encoder_decoder.PAIRS_AT_ONCE", 9)
     monkeypatch.setattr(closed_form, "MOST", 5)
     check(name, make_problem(shot=2), EXACT)
 
@@ -158,7 +163,7 @@ FALL_BACK = {
     "a network that is not linear": lambda: make_learner(network="mlp", hidden=3),
     "a decoder that is not linear": lambda: make_learner(width=5),
     "several samples": lambda: make_learner(samples=2),
-    "limited gradients": lambda: make_learner(limit=1.0),
+    "limited gradients": lambda: make_learner(max_grad_norm=1.0),
     "a loss of one's own": lambda: with_network(Network(dot, np.zeros(8, np.float32), (8,), loss=own_loss)),
 }
 
@@ -171,14 +176,14 @@ def with_network(network):
 def test_what_is_not_supported_falls_back(case):
     learner = FALL_BACK[case]()
     for name in ENGINES:
-        assert not engines()[name].supports(learner, 1)
-        assert choose(learner, name).name == "reference"
-    assert choose(learner).name == "reference"
+        assert not all_engines()[name].supports(learner, 1)
+        assert choose_engine(learner, name).name == "reference"
+    assert choose_engine(learner).name == "reference"
 
 
 def test_a_linear_network_with_a_loss_of_its_own_is_trained_on_it():
     """It was taken for the paper's classifier, and its inner loop trained on cross-entropy."""
-    leo = with_network(dataclasses.replace(linear(8), loss=own_loss))
+    leo = with_network(dataclasses.replace(linear_network(8), loss=own_loss))
     support = make_batch()
     head = leo.adapt(support).head
     entropic = make_learner().adapt(support).head
@@ -198,14 +203,14 @@ def test_a_linear_network_with_a_loss_of_its_own_is_trained_on_it():
 
 def test_engines_can_be_chosen():
     learner = make_learner()
-    assert choose(learner).name == ENGINES[0]
-    assert choose(learner, "reference").name == "reference"
+    assert choose_engine(learner).name == ENGINES[0]
+    assert choose_engine(learner, "reference").name == "reference"
     with use_engine("reference"):
-        assert choose(learner).name == "reference"
-        assert choose(learner, "closed-form").name == "closed-form"
-    assert choose(learner).name == ENGINES[0]
+        assert choose_engine(learner).name == "reference"
+        assert choose_engine(learner, "closed-form").name == "closed-form"
+    assert choose_engine(learner).name == ENGINES[0]
     with pytest.raises(BadInput, match=r"unknown engine 'warp'; known are auto, .*closed-form, reference"):
-        choose(learner, "warp")
+        choose_engine(learner, "warp")
 
 
 @pytest.mark.parametrize("official", [False, True])

@@ -18,14 +18,14 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 
 from helpers.small import DIM, close, make_learner, make_model, message
-from metaleo.adapted import adapt, softmax
-from metaleo.checkpoint import MODELS, Model, embedded_model, load_model, save_model
-from metaleo.config import Structure
-from metaleo.data import load_sample
-from metaleo.estimator import LEOClassifier, LEORegressor
+from metaleo.checkpoints import BUILTIN_MODELS, TrainedModel, builtin_model_path, load_model, save_model
+from metaleo.data import load_data
+from metaleo.estimators.classifier import LEOClassifier, adapt, softmax
+from metaleo.estimators.regressor import LEORegressor
 from metaleo.learners import LEO
-from metaleo.model.network import Network, gaussian_nll, linear
-from metaleo.tasks.functions import points
+from metaleo.learners.registry import Structure
+from metaleo.nn.heads import Network, gaussian_nll, linear_network
+from metaleo.tasks.sines_and_lines import points
 
 X = np.array([[-4.0], [-2.0], [0.5], [2.0], [4.0]])
 SINE = 3 * np.sin(X[:, 0] - 1)
@@ -64,7 +64,7 @@ def test_samples_follow_their_random_state(fitted):
 
 def test_fit_is_adapt(fitted):
     """The kept networks are those that the learner adapts with the same keys."""
-    leo = load_model(embedded_model("sines-and-lines")).learner
+    leo = load_model(builtin_model_path("sines-and-lines")).learner
     seed = np.random.RandomState(0).randint(2**31)
     key = jax.random.split(jax.random.key(seed), 32)[3]
     support = points(*(jax.numpy.asarray(v, np.float32) for v in (X[:, 0], SINE)))
@@ -106,8 +106,8 @@ def test_a_leo_of_your_own():
 
 
 def test_every_model_of_the_package_loads():
-    for name in MODELS:
-        assert load_model(embedded_model(name)).header["kind"] == "model"
+    for name in BUILTIN_MODELS:
+        assert load_model(builtin_model_path(name)).header["kind"] == "model"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_every_model_of_the_package_loads():
         (lambda: LEORegressor(make_learner("maml")).fit(X, SINE), "not MAML"),
         (lambda: LEORegressor(n_functions=8).fit(X, SINE).sample_y(X, 0), "n_samples must be at least 1"),
         (lambda: LEORegressor().fit(1e30 * X, 1e30 * SINE), "not finite"),
-        (lambda: embedded_model("nonsense"), "in this package; it has"),
+        (lambda: builtin_model_path("nonsense"), "in this package; it has"),
     ],
 )
 def test_bad_input(act, what):
@@ -144,13 +144,13 @@ class AnyWidth(LEOClassifier):
     """A LEO for rows of whatever length, not trained."""
 
     def resolved(self, X):  # noqa: N803
-        return Model(small_leo(X.shape[1]), Structure(dim=X.shape[1]), {})
+        return TrainedModel(small_leo(X.shape[1]), Structure(dim=X.shape[1]), {})
 
 
 @functools.cache
 def small_leo(dim):
     sizes = {"latent": 4, "latent_steps": 1, "finetune_steps": 1}
-    return LEO.init(jax.random.key(0), linear(dim), **sizes, finetune_step_size=0.1)
+    return LEO.init(jax.random.key(0), linear_network(dim), **sizes, finetune_step_size=0.1)
 
 
 MESSAGES = "ignore::sklearn.exceptions.SkipTestWarning"
@@ -348,7 +348,7 @@ def test_the_tools_of_scikit_learn(taught):
 
 def test_a_model_of_the_package_tells_new_classes_apart():
     """Five classes that it has never seen, five examples of each; by their names, whatever these are."""
-    sample = load_sample().subset("test")
+    sample = load_data("sample").subset("test")
     rows = sample.read(sample.rows).reshape(20, 100, 640)[:5]
     names = np.array(sample.class_names[:5])
     fitted = LEOClassifier().fit(rows[:, :5].reshape(-1, 640), np.repeat(names, 5))

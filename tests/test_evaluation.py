@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from helpers.small import adapt, make_learner, make_metaset
-from metaleo import evaluation
-from metaleo.evaluation import Calibration, Score, calibrate, evaluate, score_tasks, summarise
+from metaleo.evaluation import evaluate as evaluation
+from metaleo.evaluation.evaluate import (
+    CalibrationCounts,
+    Score,
+    count_calibration,
+    score_learner,
+    score_tasks,
+    summarise,
+)
 from metaleo.tasks import Episodes
 from metaleo.tasks.task import labelled
 
@@ -20,10 +27,10 @@ def episodes():
 @pytest.mark.slow
 def test_blocks_do_not_matter(episodes, monkeypatch):
     learner = make_learner()
-    whole = evaluate(learner, episodes, seed=0, num_tasks=10)
+    whole = score_learner(learner, episodes, seed=0, num_tasks=10)
     monkeypatch.setattr(evaluation, "BLOCK", {"cpu": 4})
     heard = []
-    parts = evaluate(learner, episodes, seed=0, num_tasks=10, progress=heard.append)
+    parts = score_learner(learner, episodes, seed=0, num_tasks=10, progress=heard.append)
     np.testing.assert_allclose(whole.accuracy, parts.accuracy)
     np.testing.assert_allclose(whole.nll, parts.nll, rtol=1e-5)
     assert heard == [4, 8, 10]
@@ -38,22 +45,22 @@ def test_a_task_is_the_same_whatever_is_beside_it(episodes):
 
 
 def test_second_call_compiles_nothing(episodes, count_compilations):
-    evaluate(make_learner(seed=0), episodes, seed=0, num_tasks=7)
+    score_learner(make_learner(seed=0), episodes, seed=0, num_tasks=7)
     with count_compilations() as compilations:
-        evaluate(make_learner(seed=1), episodes, seed=1, num_tasks=7)
+        score_learner(make_learner(seed=1), episodes, seed=1, num_tasks=7)
     assert len(compilations) == 0
 
 
 def test_seeds_choose_tasks(episodes):
     learner = make_learner()
-    results = [evaluate(learner, episodes, seed, 5).nll for seed in (0, 0, 1)]
+    results = [score_learner(learner, episodes, seed, 5).nll for seed in (0, 0, 1)]
     np.testing.assert_array_equal(results[0], results[1])
     assert (results[0] != results[2]).all()
 
 
 def test_scores_by_hand(episodes):
     learner, key = make_learner(), jax.random.fold_in(jax.random.key(3), 2)
-    scores, sample = evaluate(learner, episodes, seed=3, num_tasks=4), jax.jit(lambda key: episodes.sample(key))
+    scores, sample = score_learner(learner, episodes, seed=3, num_tasks=4), jax.jit(lambda key: episodes.sample(key))
     for index in range(4):
         task = sample(jax.random.fold_in(key, index))
         keep = np.asarray(task.query.mask)
@@ -71,7 +78,7 @@ def test_calibration_error_by_hand():
     """Two predictions at 0.9, one of them right; one at 0.6, right; a masked one that does not count."""
     probabilities = jnp.array([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.7, 0.3]])
     query = labelled(jnp.zeros((4, 1)), np.array([0, 1, 1, 1]), 2, jnp.array([True, True, True, False]))
-    calibration = calibrate(probabilities, query)
+    calibration = count_calibration(probabilities, query)
     assert float(calibration.count.sum()) == 3
     scores = Score(jnp.array([2 / 3]), jnp.array([0.5]), jax.tree.map(lambda leaf: leaf[None], calibration))
     expected = (abs(1 - 2 * 0.9) + abs(1 - 0.6)) / 3
@@ -80,7 +87,7 @@ def test_calibration_error_by_hand():
 
 def test_interval_by_hand():
     accuracies = np.array([0.2, 0.4, 0.9, 0.5])
-    nothing = Calibration(*(jnp.ones((4, 15)),) * 3)
+    nothing = CalibrationCounts(*(jnp.ones((4, 15)),) * 3)
     report = summarise(Score(accuracies, accuracies, nothing))
     assert report.accuracy == pytest.approx(0.5)
     assert report.accuracy_interval == pytest.approx(1.96 * accuracies.std(ddof=1) / 2)

@@ -15,10 +15,11 @@ import pytest
 import metaleo.export
 from helpers.marks import by_default
 from helpers.small import DIM, adapt, logits, make_batch, message, shake
-from metaleo.checkpoint import save_model
+from metaleo.checkpoints import save_model
 from metaleo.cli import main
-from metaleo.config import Structure, TrainConfig
-from metaleo.export import build, export
+from metaleo.config.schema import TrainConfig
+from metaleo.export import build, export_onnx
+from metaleo.learners.registry import Structure
 
 GUIDE = Path(__file__).parent.parent / "docs/guides/export.md"
 
@@ -49,8 +50,8 @@ CASES = {
     "leo": {},
     "leo-deterministic": {"learner": "leo-deterministic"},
     "leo-generator": {"learner": "leo-generator"},
-    "leo of mlps": {"network": "mlp", "hidden": 4, "layers": 2, "from_start": True, "limit": 10.0},
-    "leo of one mlp": {"network": "mlp", "hidden": 4, "layers": 2, "codes": "task", "limit": 10.0},
+    "leo of mlps": {"network": "mlp", "hidden": 4, "layers": 2, "from_start": True, "max_grad_norm": 10.0},
+    "leo of one mlp": {"network": "mlp", "hidden": 4, "layers": 2, "codes": "task", "max_grad_norm": 10.0},
     "meta-sgd": {"learner": "meta-sgd"},
     "prototypical": {"learner": "prototypical"},
     "matching": {"learner": "matching"},
@@ -62,7 +63,7 @@ CASES = {
 def test_file_agrees_with_the_learner(tmp_path, case):
     """Raw rows of any length, any number of queries."""
     learner, path = save(tmp_path, **CASES[case])
-    made = export(path, tmp_path / "leo.onnx")
+    made = export_onnx(path, tmp_path / "leo.onnx")
     assert made["largest_difference"] < 1e-5
     support = make_batch(1, (2, 2, 2))
     head = adapt(learner, support).head
@@ -78,7 +79,7 @@ def test_rows_that_are_no_features_stay_as_they_are(tmp_path):
     """A recurrent network reads raw rows; its loops run in both directions, and start anew for each query."""
     gru = {"network": "gru", "hidden": 2, "channels": 4, "latent_steps": 1, "finetune_steps": 1, "from_start": True}
     learner, path = save(tmp_path, **gru)
-    export(path, tmp_path / "leo.onnx", shot=1)
+    export_onnx(path, tmp_path / "leo.onnx", shot=1)
     support, query = make_batch(1, (1, 1, 1)), make_batch(2, (2, 2, 1))
     found = run(tmp_path / "leo.onnx", support.inputs, 3 * query.inputs)
     expected = softmax(np.asarray(logits(adapt(learner, support).head, 3 * query.inputs)))
@@ -88,8 +89,8 @@ def test_rows_that_are_no_features_stay_as_they_are(tmp_path):
 @pytest.mark.slow
 def test_another_way_and_shot_at_its_temperature(tmp_path):
     learner, path = save(tmp_path, temperatures=[[1, 0.5], [2, 3.0]])
-    assert export(path, tmp_path / "two.onnx")["temperature"] == pytest.approx(3.0)
-    made = export(path, tmp_path / "one.onnx", way=4, shot=1)
+    assert export_onnx(path, tmp_path / "two.onnx")["temperature"] == pytest.approx(3.0)
+    made = export_onnx(path, tmp_path / "one.onnx", way=4, shot=1)
     assert made["temperature"] == pytest.approx(0.5)
     support, query = make_batch(1, (1, 1, 1, 1)), make_batch(2, (2, 2, 2, 2))
     expected = softmax(np.asarray(logits(adapt(learner, support).head, query.inputs)) / 0.5)
@@ -130,7 +131,7 @@ def test_operations_one_by_one(tmp_path):
 
 def test_what_the_file_says(tmp_path):
     _, path = save(tmp_path)
-    export(path, tmp_path / "leo.onnx")
+    export_onnx(path, tmp_path / "leo.onnx")
     model = onnx.load(tmp_path / "leo.onnx")
     onnx.checker.check_model(model, full_check=True)
     assert [(one.domain, one.version) for one in model.opset_import] == [("", 18)]
@@ -176,9 +177,9 @@ def test_command(tmp_path, monkeypatch, capsys):
 def test_refused_learners(tmp_path):
     out = tmp_path / "leo.onnx"
     _, path = save(tmp_path, learner="ridge")
-    assert "ridge cannot be exported" in message(lambda: export(path, out))
+    assert "ridge cannot be exported" in message(lambda: export_onnx(path, out))
     _, path = save(tmp_path, network="mlp", codes="task")
-    assert "--way cannot be 4" in message(lambda: export(path, out, way=4))
+    assert "way=4 is not possible" in message(lambda: export_onnx(path, out, way=4))
     assert not out.exists()
 
 
@@ -189,7 +190,7 @@ def test_a_wrong_graph_is_not_left_in_place(tmp_path, monkeypatch, name, wrong):
     out = tmp_path / "leo.onnx"
     out.write_bytes(b"an older file")
     monkeypatch.setitem(metaleo.export.ALIKE, name, wrong)
-    assert "differ from JAX's" in message(lambda: export(path, out))
+    assert "differ from JAX's" in message(lambda: export_onnx(path, out))
     assert out.read_bytes() == b"an older file"
     assert {path.name for path in tmp_path.iterdir()} == {"leo.onnx", "model.safetensors"}
 
@@ -200,12 +201,12 @@ def test_without_the_libraries(tmp_path, monkeypatch, capsys):
     main(["export", str(path), "--out", str(tmp_path / "leo.onnx")])
     assert "not compared with JAX" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "onnx", None)
-    assert message(lambda: export(path, tmp_path / "more.onnx")).endswith("pip install onnx onnxruntime")
+    assert message(lambda: export_onnx(path, tmp_path / "more.onnx")).endswith("pip install onnx onnxruntime")
 
 
 def test_the_guide_runs(tmp_path, monkeypatch, capsys):
     _, path = save(tmp_path)
-    export(path, tmp_path / "leo.onnx")
+    export_onnx(path, tmp_path / "leo.onnx")
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     names = {}

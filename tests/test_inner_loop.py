@@ -10,7 +10,7 @@ from helpers.small import DIM, adapt, close, make_batch, make_learner
 from metaleo.engines.closed_form import descend_in_products
 from metaleo.inner_loop import descend
 from metaleo.losses import support_loss
-from metaleo.model.heads import LinearHead
+from metaleo.nn.heads import LinearHead
 
 
 def test_quadratic_has_a_closed_form(float64):
@@ -68,7 +68,7 @@ def test_long_gradients_are_shortened_and_short_ones_are_not():
     """Of x²/2 the gradient is x: a step of 0.1 along it, of length 2 at most; and differentiable where it is zero."""
 
     def after_a_step(x):
-        return descend(lambda x, _: jnp.sum(x**2) / 2, x, 0.1, 1, limit=2.0)[0]
+        return descend(lambda x, _: jnp.sum(x**2) / 2, x, 0.1, 1, max_grad_norm=2.0)[0]
 
     np.testing.assert_allclose(after_a_step(jnp.array([30.0, 40.0])), [30 - 0.12, 40 - 0.16], rtol=1e-6)
     np.testing.assert_allclose(after_a_step(jnp.array([0.3, 0.4])), [0.27, 0.36], rtol=1e-6)
@@ -80,7 +80,7 @@ def test_long_gradients_are_shortened_and_short_ones_are_not():
 def test_every_learner_of_networks_keeps_to_its_limit(name):
     """With the limit so low that it binds, adaptation ends elsewhere."""
     mlp = {"network": "mlp", "hidden": 3, "layers": 2, "from_start": True}
-    free, bound = (adapt(make_learner(name, limit=limit, **mlp), make_batch()) for limit in (None, 1e-3))
+    free, bound = (adapt(make_learner(name, max_grad_norm=limit, **mlp), make_batch()) for limit in (None, 1e-3))
     assert np.abs(free.head.parameters - bound.head.parameters).max() > 1e-4
     if name == "leo":  # which descends twice
         assert np.abs(free.trace.adapted_code - bound.trace.adapted_code).max() > 1e-4

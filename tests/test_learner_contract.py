@@ -32,15 +32,15 @@ from helpers.small import (
     shake,
     stack,
 )  # fmt: skip
-from metaleo.config import ABLATIONS, UNTRAINED
-from metaleo.engines import Engine, engines
-from metaleo.learners.learner import Adaptation, Learner
+from metaleo.engines import Engine, all_engines
+from metaleo.learners.base import Adaptation, Learner
+from metaleo.learners.registry import ABLATIONS, UNTRAINED
 from metaleo.tasks import Batch, Task
 
 SWITCHED = [name for name in ABLATIONS if name != "leo"]  # LEO with a part switched off: slow, so that LEO can be fast
 PAIRS = [
     (name, engine.name)
-    for engine in engines().values()
+    for engine in all_engines().values()
     for name in LEARNERS
     if engine.supports(make_structure(name).blank(), 1)
 ]
@@ -79,7 +79,7 @@ def first(tree):
 def make(pair):
     name, engine = pair
     learner = make_learner(name)
-    return learner if engine == "reference" else ByEngine(learner, engines()[engine])
+    return learner if engine == "reference" else ByEngine(learner, all_engines()[engine])
 
 
 def without_dropout(pair):
@@ -87,7 +87,7 @@ def without_dropout(pair):
     what they compute with one."""
     if pair[1] == "reference":
         return HYPER, None
-    return dataclasses.replace(HYPER, keep=1.0), jax.random.key(3)
+    return dataclasses.replace(HYPER, keep_prob=1.0), jax.random.key(3)
 
 
 @every_pair
@@ -154,7 +154,7 @@ def test_padding_changes_nothing(pair, rows):
 
 @every_pair
 def test_result_does_not_depend_on_the_meta_batch(pair):
-    learner, engine = make(pair), engines()[pair[1]]
+    learner, engine = make(pair), all_engines()[pair[1]]
     tasks = stack([make_task(seed) for seed in range(4)])
     keys = jax.random.split(jax.random.key(0), 4)
 

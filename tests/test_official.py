@@ -12,15 +12,13 @@ import pytest
 
 from helpers.marks import by_default
 from helpers.small import close
-from metaleo.engines import engines
-from metaleo.learners.learner import Hyper, query_loss_and_metrics
+from metaleo.engines import all_engines
+from metaleo.learners.base import HyperParams, query_loss_and_metrics
 from metaleo.learners.leo import LEO
-from metaleo.learners.leo_path import Noise
+from metaleo.learners.leo_parts import Noise
 from metaleo.losses import encoder_penalty, l2, orthogonality
-from metaleo.model.decoder import Decoder
-from metaleo.model.encoder import Encoder
-from metaleo.model.network import linear
-from metaleo.model.relation import RelationNet
+from metaleo.nn.encoder_decoder import Decoder, Encoder, RelationNet
+from metaleo.nn.heads import linear_network
 from metaleo.tasks.task import Task, labelled
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -54,19 +52,19 @@ class Golden:
             Decoder(*jnp.split(weights["decoder"], 2, axis=1)),
             weights["latent_lr"][0, 0],
             weights["finetune_lr"][0, 0],
-            linear(weights["encoder"].shape[0]),
+            linear_network(weights["encoder"].shape[0]),
             latent_steps=int(self.numbers["hp/latent_steps"]),
             finetune_steps=int(self.numbers["hp/finetune_steps"]),
             stochastic=True,
             official=True,
         )
-        self.hyper = Hyper(
+        self.hyper = HyperParams(
             learning_rate=0.0,
             kl=float(self.numbers["hp/kl_weight"]),
             encoder_penalty=float(self.numbers["hp/encoder_penalty_weight"]),
             l2=float(self.numbers["hp/l2_penalty_weight"]),
             orthogonality=float(self.numbers["hp/orthogonality_penalty_weight"]),
-            keep=1.0,
+            keep_prob=1.0,
         )
 
     def __getitem__(self, name):
@@ -101,7 +99,7 @@ def adapt_and_judge(engine, leo, tasks, hyper, noises):
     if engine == "reference":
         adaptations = jax.vmap(leo.adapt_with)(tasks.support, noises)
     else:
-        adaptations = engines()[engine].adapt_with(leo, tasks.support, Noise() if noises is None else noises)
+        adaptations = all_engines()[engine].adapt_with(leo, tasks.support, Noise() if noises is None else noises)
 
     def judge(adaptation, query, noise):
         loss, info = query_loss_and_metrics(adaptation.head, query, hyper, None, leo.network)
@@ -111,7 +109,7 @@ def adapt_and_judge(engine, leo, tasks, hyper, noises):
     return adaptations, *jax.vmap(judge)(adaptations, tasks.query, noises)
 
 
-with_every_engine = pytest.mark.parametrize("engine", [name for name in engines() if not name.startswith("cuda")])
+with_every_engine = pytest.mark.parametrize("engine", [name for name in all_engines() if not name.startswith("cuda")])
 
 
 @pytest.fixture(params=by_default(["float64"], ["float64", "float32"]))
@@ -169,8 +167,8 @@ def test_meta_gradients(name, engine, tolerance):
 
     def losses(leo):
         _, each, infos = adapt_and_judge(engine, leo, tasks, hyper, noises)
-        total = each.mean() + engines()[engine].regulariser(leo, hyper)
-        values = jnp.stack([infos["query_loss"].mean(), total, engines()[engine].regulariser(leo, only)])
+        total = each.mean() + all_engines()[engine].regulariser(leo, hyper)
+        values = jnp.stack([infos["query_loss"].mean(), total, all_engines()[engine].regulariser(leo, only)])
         return values, values
 
     gradients, values = jax.jit(jax.jacrev(losses, has_aux=True))(golden.leo)

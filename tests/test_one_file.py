@@ -29,13 +29,15 @@ from helpers.small import (
     shake,
 )
 from metaleo import data
-from metaleo.config import PRESETS, Structure, TrainConfig
-from metaleo.data.rows import normalise
+from metaleo._jax.random import dropout_masks
+from metaleo.config.presets import PRESETS
+from metaleo.config.schema import TrainConfig
 from metaleo.learners import NearestCentroid
-from metaleo.learners.learner import QUERY
-from metaleo.learners.leo_path import draw
-from metaleo.randomness import masks
+from metaleo.learners.base import QUERY
+from metaleo.learners.leo_parts import draw_noise
+from metaleo.learners.registry import Structure
 from metaleo.tasks import Batch, Task
+from metaleo.tasks.task import normalise
 
 EXACT = 1e-9
 """Of the largest entry, in double precision."""
@@ -45,20 +47,20 @@ CASES = {
     "unbalanced and masked": {"shot": None},
     "20-way": {"way": 20, "shot": 1},
     "one step": {"latent_steps": 1, "finetune_steps": 1},
-    "keeping all": {"keep": 1.0},
+    "keeping all": {"keep_prob": 1.0},
     "deterministic": {"name": "leo-deterministic"},
     "no latent steps": {"latent_steps": 0},
     "no fine-tuning": {"finetune_steps": 0},
 }
 
 
-def make_problem(shot=2, name="leo", way=3, keep=HYPER.keep, **changes):
+def make_problem(shot=2, name="leo", way=3, keep_prob=HYPER.keep_prob, **changes):
     leo = shake(make_learner(name, way, **{"latent_steps": 3, "finetune_steps": 2, **changes}), 0.2)
     if shot is None:
         task = Task(pad(make_batch(0, (1, 3, 2)), 3), pad(make_batch(1, (4, 2, 3)), 2))
     else:
         task = make_task(0, way, shot)
-    return leo, task, dataclasses.replace(HYPER, keep=keep)
+    return leo, task, dataclasses.replace(HYPER, keep_prob=keep_prob)
 
 
 def to_params(leo):
@@ -95,7 +97,7 @@ def loss_and_gradient(leo, task, hyper, noise):
 def test_meta_loss_and_meta_gradient_are_the_librarys(float64, case):
     leo, task, hyper = make_problem(**CASES[case])
     key = jax.random.key(1)
-    noise = jax.jit(draw)(leo, task.support, hyper, key)
+    noise = jax.jit(draw_noise)(leo, task.support, hyper, key)
 
     @jax.jit
     @jax.value_and_grad
@@ -103,9 +105,9 @@ def test_meta_loss_and_meta_gradient_are_the_librarys(float64, case):
         return meta_loss_with(leo, task, hyper, noise, key)[0] + leo.regulariser(hyper)
 
     loss, gradient = library(leo)
-    query_mask = masks(key, hyper.keep, task.query.inputs.shape, QUERY)
+    query_mask = dropout_masks(key, hyper.keep_prob, task.query.inputs.shape, QUERY)
     own_hyper = hyper if leo.stochastic else dataclasses.replace(hyper, kl=0.0)
-    own = loss_and_gradient(leo, task, own_hyper, to_noise(leo, task, noise, query_mask, hyper.keep))
+    own = loss_and_gradient(leo, task, own_hyper, to_noise(leo, task, noise, query_mask, hyper.keep_prob))
     assert close(own, (loss, to_params(gradient)), EXACT)
     from_key, _ = meta_loss(leo, task, hyper, key)
     assert close(from_key, loss, 1e-6)  # float32 numbers, drawn in two programs
@@ -147,8 +149,8 @@ def test_drawn_noise_has_its_laws():
         assert abs(float(normal.mean())) < 0.3
         assert 0.8 < float(normal.std()) < 1.2
     for factor in dropout:
-        np.testing.assert_allclose(np.unique(factor), [0, 1 / hyper.keep], rtol=1e-6)
-        assert abs(float((factor > 0).mean()) - hyper.keep) < 0.1
+        np.testing.assert_allclose(np.unique(factor), [0, 1 / hyper.keep_prob], rtol=1e-6)
+        assert abs(float((factor > 0).mean()) - hyper.keep_prob) < 0.1
 
 
 def test_a_sampled_task_has_distinct_classes_and_disjoint_sets():
@@ -173,7 +175,7 @@ def test_a_sampled_task_has_distinct_classes_and_disjoint_sets():
 def test_features_are_read_as_by_the_library(tmp_path, suffix):
     metaset = make_metaset()
     path = tmp_path / f"features{suffix}"
-    data.save(metaset, path)
+    data.save_data(metaset, path)
     for own, split in zip(one_file.load(path), ("train", "test"), strict=True):
         part = metaset.subset(split)
         assert own.shape[:2] == (len(part.counts), part.counts[0])
@@ -182,7 +184,7 @@ def test_features_are_read_as_by_the_library(tmp_path, suffix):
 
 def test_the_sample_is_read_with_its_scale():
     _, test = one_file.load(one_file.SAMPLE)
-    part = data.load_sample().subset("test")
+    part = data.load_data("sample").subset("test")
     assert test.shape == (20, 100, 640)
     assert close(test[3], normalise(part.read(part.rows[300:400])), 1e-6)
 
@@ -221,7 +223,7 @@ def test_it_is_short_and_stands_alone():
 
 @pytest.mark.usefixtures("loose_dtypes")
 def test_it_runs(tmp_path, capsys):
-    data.save(make_metaset(images=17), tmp_path / "features.npz")
+    data.save_data(make_metaset(images=17), tmp_path / "features.npz")
     flags = f"--data {tmp_path}/features.npz --way 3 --shot 2 --steps 2 --tasks 4 --seed 1"
     one_file.main(flags.split())
     title, leo, centroid = capsys.readouterr().out.splitlines()

@@ -16,15 +16,15 @@ from helpers.commands import SMALL, fails, told
 from helpers.images import CONV4
 from helpers.small import DIM, make_metaset, make_model
 from helpers.tables import write_dataset
-from metaleo import data
-from metaleo.adapted import adapt, load_task
-from metaleo.checkpoint import load_model, save_model
+from metaleo._io.files import write_text
+from metaleo.checkpoints import load_model, save_model
 from metaleo.cli import main
-from metaleo.examples import read_examples
+from metaleo.data import load_data, save_data
+from metaleo.estimators.classifier import adapt, load_task
+from metaleo.estimators.examples import read_examples
+from metaleo.features.backbone_files import TrainedBackbone, blank, load_backbone, save_backbone
 from metaleo.features.embed import embed_slab
 from metaleo.features.images import decode
-from metaleo.features.networks import Trained, blank, load_network, save_network
-from metaleo.files import write_text
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 CENTRES = {"ant": 0, "bee": 1, "cat": 2}
@@ -175,7 +175,7 @@ def pictures(here):
     """A small network, class folders of images, and a folder of images without classes."""
     random = np.random.default_rng(0)
     trained = jax.tree.map(lambda leaf: leaf + 0.5 * random.random(leaf.shape).astype(np.float32), blank(CONV4))
-    save_network(here / "network.safetensors", Trained(*trained), CONV4, {"config": {"images": "mine"}})
+    save_backbone(here / "network.safetensors", TrainedBackbone(*trained), CONV4, {"config": {"images": "mine"}})
     for name, colour in COLOURS.items():
         for i in range(3):
             write_image(here / "support" / name / f"{i}.png", colour, i)
@@ -211,8 +211,8 @@ def test_images_in_a_table(pictures, capsys):
 
 
 def test_images_are_read_at_the_size_that_the_network_was_trained_on(pictures):
-    file = load_network(pictures / "network.safetensors")
-    save_network(pictures / "large.safetensors", file.trained, CONV4, {"image_side": 18})
+    file = load_backbone(pictures / "network.safetensors")
+    save_backbone(pictures / "large.safetensors", file.trained, CONV4, {"image_side": 18})
     pixels = np.stack([decode(f"query/{name}.png", 18, 3) for name in sorted(COLOURS)])
     (expected,) = embed_slab(file, pixels, jax.random.key(0), ((4, "rectified"),))
     found = read_examples(Path("query"), "large.safetensors").vectors
@@ -264,7 +264,7 @@ def test_a_card_for_each_seed(here, capsys):
 
 def test_cards_of_data(here, capsys):
     for name in ("features.npz", "features.safetensors"):
-        data.save(make_metaset(), name)
+        save_data(make_metaset(), name)
         (card,) = told(capsys, "info", name)
         assert (card["kind"], card["holds"]) == ("features", make_metaset().describe())
     (card,) = told(capsys, "info", "support.csv")
@@ -300,7 +300,7 @@ def test_split_by_a_column(table, capsys):
     assert made["classes"]["val"] == ["kind1", "kind5", "kind9"]
     assert made["classes"]["test"] == ["kind2", "kind6"]
     assert "only 5 train classes" in made["advice"]
-    metaset = data.load("features.safetensors")
+    metaset = load_data("features.safetensors")
     assert (metaset.dim, metaset.counts.tolist()) == (3, [4] * 10)
     assert metaset.splits[1] == "val"
 
@@ -312,7 +312,7 @@ def test_split_at_random(table, capsys):
     assert one == same
     assert one["classes"] != other["classes"]
     assert [len(own) for own in one["classes"].values()] == [4, 3, 3]
-    assert "try --way 3" in one["advice"]
+    assert "try way=3" in one["advice"]
     shared = told(capsys, *flags, "--shares", "0.2", "0.4", "0.4")
     assert [len(own) for own in shared["classes"].values()] == [2, 4, 4]
     main([*flags])
@@ -321,7 +321,7 @@ def test_split_at_random(table, capsys):
 
 def test_split_again(here, capsys):
     """A file's own split holds, unless another is asked for."""
-    data.save(make_metaset((8, 5, 5)), "old.safetensors")
+    save_data(make_metaset((8, 5, 5)), "old.safetensors")
     kept = told(capsys, "split", "old.safetensors", "-o", "kept.safetensors")
     assert sorted(kept["classes"]["val"]) == sorted(f"class{i}" for i in range(8, 13))
     again = told(capsys, "split", "old.safetensors", "--again", "-o", "again.safetensors")
@@ -359,7 +359,7 @@ def test_splits_that_make_no_sense(table, capsys):
 
 def test_train_on_a_table(here, capsys, monkeypatch):
     """Its model knows its temperatures, and adapts to other rows of the same kind."""
-    monkeypatch.setattr("metaleo.calibration.TASKS", 4)
+    monkeypatch.setattr("metaleo.evaluation.calibration.TASKS", 4)
     metaset = make_metaset((6, 4, 4))
     names = np.repeat(metaset.class_names, metaset.counts)
     write_csv("mine.csv", metaset.read(metaset.rows), label=names)

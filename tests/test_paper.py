@@ -4,9 +4,10 @@ import jax
 import pytest
 
 from helpers.small import close
-from metaleo.config import PRESETS, Structure, find_preset
+from metaleo.config.presets import PRESETS, find_preset
 from metaleo.errors import BadInput
 from metaleo.learners import LEO
+from metaleo.learners.registry import Structure
 from metaleo.tasks.task import labelled
 
 
@@ -41,9 +42,9 @@ def test_shapes_of_an_adaptation():
         ("paper-mini-5shot", 5, "encoder_penalty", 5.39245830e-06),
         ("paper-mini-5shot", 5, "kl", 0.0440372182),
         ("paper-tiered-1shot", 1, "l2", 3.10725285e-08),
-        ("paper-tiered-5shot", 5, "keep", 0.628325359),
+        ("paper-tiered-5shot", 5, "keep_prob", 0.628325359),
         ("official-mini-1shot", 1, "kl", 0.756143),
-        ("official-mini-5shot", 5, "keep", 1 - 0.300299),
+        ("official-mini-5shot", 5, "keep_prob", 1 - 0.300299),
         ("official-tiered-1shot", 1, "encoder_penalty", 8.302962e-5),
         ("official-tiered-5shot", 5, "l2", 1.690399e-10),
     ],

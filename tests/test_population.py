@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 
 from helpers.small import make_metaset
-from metaleo import data
-from metaleo.population import fetch, lanes_for, side_by_side, spread
+from metaleo.data import save_data
+from metaleo.training.population import gather_to_host, map_replicas, replicas_for, shard_replicas
 
 
-def test_filling_lanes_are_not_fetched():
+def test_filling_replicas_are_not_gathered():
     tree = {"a": jnp.arange(3.0), "b": np.arange(6).reshape(3, 2)}
-    lanes = spread(tree, 5)
-    assert lanes["a"].tolist() == [0, 1, 2, 2, 2]
-    back = fetch(lanes, 3)
+    replicas = shard_replicas(tree, 5)
+    assert replicas["a"].tolist() == [0, 1, 2, 2, 2]
+    back = gather_to_host(replicas, 3)
     np.testing.assert_array_equal(back["a"], tree["a"])
     np.testing.assert_array_equal(back["b"], tree["b"])
-    assert lanes_for(3) == 3
+    assert replicas_for(3) == 3
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_side_by_side_is_each_alone(lanes):
-    add = side_by_side(lambda x, y: {"sum": x + y}, lanes, (0, None))
-    np.testing.assert_array_equal(add(jnp.arange(float(lanes)), jnp.float32(2))["sum"], np.arange(lanes) + 2)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_side_by_side_is_each_alone(replicas):
+    add = map_replicas(lambda x, y: {"sum": x + y}, replicas, (0, None))
+    np.testing.assert_array_equal(add(jnp.arange(float(replicas)), jnp.float32(2))["sum"], np.arange(replicas) + 2)
 
 
 TRAIN = (
@@ -36,7 +36,7 @@ TRAIN = (
     "--validate-every", "5", "--validation-tasks", "20", "--seeds", "3", "--json",
 )  # fmt: skip
 SEARCH = (
-    "search", "--data", "features.npz", "--learner", "meta-sgd", "--way", "3", "--trials", "4", "--lanes", "2",
+    "search", "--data", "features.npz", "--learner", "meta-sgd", "--way", "3", "--trials", "4", "--replicas", "2",
     "--steps", "8", "--halvings", "1", "--validate-every", "2", "--validation-tasks", "20", "--json",
 )  # fmt: skip
 
@@ -73,7 +73,7 @@ def two_hosts(*arguments):
 @pytest.mark.slow
 def test_two_devices_and_two_hosts_train_as_one_device(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data.save(make_metaset(images=24), "features.npz")
+    save_data(make_metaset(images=24), "features.npz")
     alone = output(start(*TRAIN, "--out", "alone"))["seeds"]
     devices = output(start(*TRAIN, "--out", "devices", **two_devices()))["seeds"]
     hosts = output(*two_hosts(*TRAIN, "--out", "hosts"))["seeds"]
@@ -96,7 +96,7 @@ def test_two_devices_and_two_hosts_train_as_one_device(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_two_hosts_search_as_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data.save(make_metaset(images=24), "features.npz")
+    save_data(make_metaset(images=24), "features.npz")
     alone = output(start(*SEARCH, "--out", "alone"))
     hosts = output(*two_hosts(*SEARCH, "--out", "hosts"))
     for one, two in zip(alone, hosts, strict=True):
@@ -109,7 +109,7 @@ def test_two_hosts_search_as_one(tmp_path, monkeypatch):
 def test_a_single_run_is_shared_out_among_devices(learner, tmp_path, monkeypatch):
     """Training, validation and test: the same tasks and the same noise, whoever computes them."""
     monkeypatch.chdir(tmp_path)
-    data.save(make_metaset(images=24), "features.npz")
+    save_data(make_metaset(images=24), "features.npz")
     train = (
         "train", "--data", "features.npz", "--learner", learner, "--way", "3", "--query", "4", "--steps", "12",
         "--validate-every", "6", "--validation-tasks", "20", "--json",
@@ -127,7 +127,7 @@ def test_a_single_run_is_shared_out_among_devices(learner, tmp_path, monkeypatch
 
 def test_cores_become_devices_unless_they_are_settled(tmp_path):
     """In processes of their own: devices are settled once."""
-    count = "from metaleo.devices import use_cores; use_cores(); import jax; print(jax.device_count())"
+    count = "from metaleo._jax.devices import use_all_cores; use_all_cores(); import jax; print(jax.device_count())"
 
     def devices(**environment):
         settled = {"JAX_NUM_CPU_DEVICES", "JAX_COORDINATOR_ADDRESS"}

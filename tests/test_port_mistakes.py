@@ -21,11 +21,10 @@ from helpers.small import (
 )
 from metaleo.inner_loop import descend
 from metaleo.learners import LEO
-from metaleo.learners.learner import query_loss_and_metrics
-from metaleo.learners.leo_path import Noise, draw
+from metaleo.learners.base import query_loss_and_metrics
+from metaleo.learners.leo_parts import Noise, draw_noise
 from metaleo.losses import encoder_penalty, orthogonality, query_loss, support_loss
-from metaleo.model.gaussian import Gaussian, kl_to_standard
-from metaleo.model.relation import RelationNet
+from metaleo.nn.encoder_decoder import Gaussian, RelationNet
 from metaleo.tasks import Batch, Episodes
 
 
@@ -116,8 +115,8 @@ def test_inner_steps_ignore_the_size_of_the_meta_batch():
 def test_support_and_query_are_disjoint():
     """Sampling with replacement would let a task be solved by memory."""
     episodes = Episodes.over(make_metaset(images=6), way=3, shot=2, query=4)
-    picks = jax.jit(jax.vmap(episodes.pick))(jax.random.split(jax.random.key(0), 50))
-    rows = np.concatenate([picks.support, picks.query], axis=2)  # (task, way, image)
+    indices = jax.jit(jax.vmap(episodes.sample_indices))(jax.random.split(jax.random.key(0), 50))
+    rows = np.concatenate([indices.support, indices.query], axis=2)  # (task, way, image)
     assert all(len(set(row)) == 6 for task in rows for row in task)
 
 
@@ -141,7 +140,7 @@ def test_scale_is_a_standard_deviation():
     """Not a variance: neither in sampling nor in the KL."""
     wide = Gaussian(jnp.zeros(3), jnp.full(3, 2.0))
     close(wide.sample(jnp.ones(3)), 2 * np.ones(3))
-    assert np.isclose(kl_to_standard(wide), (2**2 - 1) / 2 - np.log(2))
+    assert np.isclose(wide.kl_to_standard(), (2**2 - 1) / 2 - np.log(2))
 
 
 def test_step_sizes_are_per_dimension():
@@ -175,7 +174,7 @@ def test_encoder_penalty_moves_the_encoder_only():
 def test_dropout_touches_every_prediction():
     """The encoder's input, each latent step, each fine-tuning step, and the query set."""
     leo, task = make_learner(), make_task()
-    noise = jax.jit(draw)(leo, task.support, HYPER, jax.random.key(0))
+    noise = jax.jit(draw_noise)(leo, task.support, HYPER, jax.random.key(0))
     adapt_with = jax.jit(LEO.adapt_with)
 
     def weights(noise):

@@ -9,8 +9,9 @@ import pytest
 from scipy import integrate, special, stats
 
 from helpers.marks import by_default
-from metaleo import evaluation, predictive
-from metaleo.predictive import (
+from metaleo.evaluation import evaluate as evaluation
+from metaleo.evaluation import regression as predictive
+from metaleo.evaluation.regression import (
     Ambiguity,
     Bayes,
     FunctionScore,
@@ -27,7 +28,7 @@ from metaleo.predictive import (
     spearman,
     summarise_functions,
 )
-from metaleo.tasks.functions import SinesAndLines, posterior
+from metaleo.tasks.sines_and_lines import SinesAndLines, posterior
 
 NOISE = 0.3
 

@@ -11,9 +11,11 @@ import pytest
 from scipy import stats
 
 from helpers.small import kill_until_done, make_metaset
-from metaleo import data, protocol, runs
 from metaleo.cli import main
-from metaleo.protocol import CLAIMS, PAPER, ROWS, Protocol, Result, difference, verdict
+from metaleo.data import save_data
+from metaleo.experiments import reproduce as protocol
+from metaleo.experiments.reproduce import CLAIMS, PAPER, ROWS, ReproductionPlan, RowResult, difference, verdict
+from metaleo.training.run import Interrupted
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 TINY = (
@@ -25,12 +27,12 @@ TINY = (
 def here(tmp_path, monkeypatch):
     """A folder with features that have the splits of miniImageNet."""
     monkeypatch.chdir(tmp_path)
-    data.save(make_metaset((64, 16, 20), images=20), "features.npz")
+    save_data(make_metaset((64, 16, 20), images=20), "features.npz")
     return tmp_path
 
 
 def result(row, accuracy, seeds=(50.0, 51.0)):
-    return Result(row, list(seeds), np.asarray(accuracy), 1.0, 0.1, [50.0], [10], {"keep": 0.5}, 50.0)
+    return RowResult(row, list(seeds), np.asarray(accuracy), 1.0, 0.1, [50.0], [10], {"keep_prob": 0.5}, 50.0)
 
 
 def test_difference_pairs_tasks_and_counts_seeds():
@@ -50,8 +52,8 @@ def test_the_papers_table():
     """Spot checks against Table 2, and that every claim is about rows that there are."""
     assert dict(zip(ROWS, PAPER["miniimagenet", 5], strict=True))["leo-generator"] == (74.53, 0.11)
     assert dict(zip(ROWS, PAPER["tieredimagenet", 1], strict=True))["leo"] == (66.33, 0.05)
-    assert Protocol("sample", "sample").paper(1)["meta-sgd"] == (54.24, 0.03)
-    assert Protocol("miniimagenet", "x").paper(3) == {}
+    assert ReproductionPlan("sample", "sample").paper(1)["meta-sgd"] == (54.24, 0.03)
+    assert ReproductionPlan("miniimagenet", "x").paper(3) == {}
     assert all(a in ROWS and b in ROWS for _, a, b in CLAIMS)
 
 
@@ -78,7 +80,7 @@ def test_report(here, capsys):
     final = json.loads((folder / "1shot/meta-sgd/final/config.json").read_text())
     assert final["train_on"] == "train+val"
     assert final["seeds"] == 2
-    assert final["hyper"]["keep"] == rows["meta-sgd"]["chosen"]["keep"]
+    assert final["hyper"]["keep_prob"] == rows["meta-sgd"]["chosen"]["keep_prob"]
 
     before = (folder / "report.json").read_text()
     (folder / "1shot/meta-sgd/final/test-1.npz").unlink()  # as if killed before the last test
@@ -95,7 +97,7 @@ def test_interrupted_between_stages(here, monkeypatch, capsys):
     command = ["reproduce", "miniimagenet", *TINY, "--rows", "meta-sgd"]
     main([*command, "--out", "whole"])
     with monkeypatch.context() as patch:
-        patch.setattr(protocol, "score_seed", lambda *_: (_ for _ in ()).throw(runs.Interrupted))
+        patch.setattr(protocol, "score_seed", lambda *_: (_ for _ in ()).throw(Interrupted))
         with pytest.raises(SystemExit) as end:
             main([*command, "--out", "cut"])
         assert end.value.code == 130
@@ -109,7 +111,7 @@ def test_interrupted_between_stages(here, monkeypatch, capsys):
         (("miniimagenet",), "miniimagenet needs --data"),
         (("miniimagenet", *TINY, "--rows", "leoo"), "unknown row 'leoo'; known are all, meta-sgd, leo-generator"),
         (("tieredimagenet", *TINY), "tieredimagenet has 351/97/160 train/val/test classes"),
-        (("miniimagenet", *TINY, "--seeds", "0"), "--seeds must be at least 1"),
+        (("miniimagenet", *TINY, "--seeds", "0"), "--seeds 0 must be at least 1"),
         (("miniimagenet", *TINY, "--shot", "50"), "need 65 images per class"),
     ],
     ids=str,

@@ -7,14 +7,14 @@ import pytest
 from scipy import stats
 
 from helpers.marks import by_default
-from metaleo.randomness import FACTORS, masks, normals, words
+from metaleo._jax.random import FACTORS, dropout_masks, normals, random_words
 
 SIZE = 2**18
 KEY = jax.random.key(7)
 
 
 def draw(key=KEY, stream=0, size=SIZE):
-    return np.asarray(words(key, (size,), stream))
+    return np.asarray(random_words(key, (size,), stream))
 
 
 def uniform(key=KEY, stream=0):
@@ -45,8 +45,8 @@ def correlation(one, other):
 def test_a_word_is_a_function_of_key_stream_and_position():
     np.testing.assert_array_equal(draw(), draw())
     np.testing.assert_array_equal(draw(size=100), draw()[:100])
-    np.testing.assert_array_equal(words(KEY, (4, 25)).reshape(-1), draw(size=100))
-    under_vmap = jax.vmap(lambda key: words(key, (100,)))(jnp.stack([KEY, jax.random.key(8)]))
+    np.testing.assert_array_equal(random_words(KEY, (4, 25)).reshape(-1), draw(size=100))
+    under_vmap = jax.vmap(lambda key: random_words(key, (100,)))(jnp.stack([KEY, jax.random.key(8)]))
     np.testing.assert_array_equal(under_vmap[0], draw(size=100))
     for name, other in others():
         assert np.mean(draw() == other) < 1e-4, name
@@ -131,7 +131,7 @@ def test_avalanche():
 
 def test_a_stream_is_not_longer_than_its_positions():
     with pytest.raises(ValueError, match="2²⁸ words"):
-        jax.eval_shape(lambda: words(KEY, (2**28 + 1,)))
+        jax.eval_shape(lambda: random_words(KEY, (2**28 + 1,)))
 
 
 def test_normals_are_normal():
@@ -163,7 +163,7 @@ def test_normals_come_in_independent_pairs():
 def test_the_series_are_cosine_and_sine():
     """On the circle to float32 rounding, whatever the angle."""
     one, other = np.asarray(normals(KEY, (SIZE,)), np.float64).reshape(2, -1)
-    lengths = (np.asarray(words(KEY, (2, SIZE // 2)))[0] >> 8) * 2.0**-24 + 2.0**-25
+    lengths = (np.asarray(random_words(KEY, (2, SIZE // 2)))[0] >> 8) * 2.0**-24 + 2.0**-25
     np.testing.assert_allclose(one**2 + other**2, -2 * np.log(lengths), rtol=1e-5, atol=1e-6)
 
 
@@ -173,7 +173,7 @@ def test_any_shape(shape):
     assert values.shape == shape
     assert values.dtype == jnp.float32
     assert jnp.isfinite(values).all()
-    assert words(KEY, shape).shape == masks(KEY, 0.5, shape).shape == shape
+    assert random_words(KEY, shape).shape == dropout_masks(KEY, 0.5, shape).shape == shape
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ def test_streams_of_normals_are_uncorrelated():
 
 @pytest.mark.parametrize("keep", [0.0, 1 / 256, 0.3, 0.711524088, 1.0])
 def test_share_kept(keep):
-    mask = masks(KEY, keep, (300, 701))
+    mask = dropout_masks(KEY, keep, (300, 701))
     assert abs(float(mask.mean()) - keep) <= 5 * np.sqrt(keep * (1 - keep) / mask.size)
     assert mask.all() == (keep == 1)
     assert mask.any() == (keep > 0)
@@ -197,14 +197,14 @@ def test_share_kept(keep):
 
 def test_a_higher_share_keeps_what_a_lower_one_does():
     """One draw serves every share: trials of a search that share a key differ in their share alone."""
-    low, high = masks(KEY, 0.3, (SIZE,)), masks(KEY, 0.6, (SIZE,))
+    low, high = dropout_masks(KEY, 0.3, (SIZE,)), dropout_masks(KEY, 0.6, (SIZE,))
     assert (high | ~low).all()
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3, 4])
 def test_entries_of_a_mask_are_independent(lag):
-    mask = np.asarray(masks(KEY, 0.5, (SIZE,)), float)
+    mask = np.asarray(dropout_masks(KEY, 0.5, (SIZE,)), float)
     assert abs(correlation(mask[:-lag], mask[lag:])) < 5
-    rows = np.asarray(masks(KEY, 0.5, (11, 25, 640)), float)  # steps and examples are masked independently
+    rows = np.asarray(dropout_masks(KEY, 0.5, (11, 25, 640)), float)  # steps and examples are masked independently
     flat = rows.reshape(11, -1)
     assert abs(correlation(flat[:-1].ravel(), flat[1:].ravel())) < 5

@@ -14,15 +14,17 @@ import numpy as np
 import pytest
 
 from helpers.small import DIM, HYPER, make_metaset
-from metaleo import data, runs
-from metaleo.checkpoint import load_model
+from metaleo import data
+from metaleo._io.files import load_tree
+from metaleo._io.run_log import read_metrics
+from metaleo.checkpoints import load_model, model_paths
 from metaleo.cli.train import Train
-from metaleo.config import Structure, TrainConfig
-from metaleo.data import rows
+from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput
-from metaleo.journal import read_metrics
-from metaleo.runs import Run, model_paths, prepare, resume
-from metaleo.trees import load_tree
+from metaleo.learners.registry import Structure
+from metaleo.tasks import episodes as rows
+from metaleo.training import run as runs
+from metaleo.training.run import TrainingRun, create_run_folder, resume_config
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 CONFIG = TrainConfig(
@@ -37,8 +39,8 @@ def nothing(records):
 
 def train(folder, config=CONFIG, report=nothing):
     if not (folder / "config.json").exists():
-        prepare(folder, config, overwrite=False)
-    return Run(config, folder, make_metaset()).train(report)
+        create_run_folder(folder, config, overwrite=False)
+    return TrainingRun(config, folder, make_metaset()).train(report)
 
 
 def contents(folder):
@@ -111,10 +113,10 @@ def test_seeds_side_by_side_are_the_seeds_alone(tmp_path, whole):
 def test_features_left_on_the_disk_train_the_same(tmp_path, whole, monkeypatch):
     """A file larger than memory: rows are fetched from the map, inside the compiled loop."""
     monkeypatch.setattr(rows, "memory_bytes", lambda: 0)
-    data.save(make_metaset(), tmp_path / "features.npz")
-    metaset = data.load(tmp_path / "features.npz")
-    prepare(tmp_path / "run", CONFIG, overwrite=False)
-    run = Run(CONFIG, tmp_path / "run", metaset)
+    data.save_data(make_metaset(), tmp_path / "features.npz")
+    metaset = data.load_data(tmp_path / "features.npz")
+    create_run_folder(tmp_path / "run", CONFIG, overwrite=False)
+    run = TrainingRun(CONFIG, tmp_path / "run", metaset)
     assert isinstance(run.training.rows, rows.HostRows)
     assert isinstance(metaset.features, np.memmap)
     run.train(nothing)
@@ -125,7 +127,7 @@ def test_features_left_on_the_disk_train_the_same(tmp_path, whole, monkeypatch):
 
 def test_more_steps_can_be_asked_for(tmp_path, whole):
     train(tmp_path / "run", dataclasses.replace(CONFIG, steps=8))
-    longer = resume(tmp_path / "run", steps=12)
+    longer = resume_config(tmp_path / "run", steps=12)
     assert longer == CONFIG
     train(tmp_path / "run", longer)
     assert (tmp_path / "run/state.safetensors").read_bytes() == (whole / "state.safetensors").read_bytes()
@@ -137,11 +139,11 @@ def test_a_run_without_data_resumes_exactly_too(tmp_path):
     config = Train(problem="sines-and-lines", steps=6, meta_batch=2, query=3, validate_every=2, validation_tasks=4,
                    latent=4, latent_steps=1, hidden=3, width=4).resolve(1)  # fmt: skip
     for folder in ("whole", "cut"):
-        prepare(tmp_path / folder, config, overwrite=False)
-    Run(config, tmp_path / "whole").train(nothing)
+        create_run_folder(tmp_path / folder, config, overwrite=False)
+    TrainingRun(config, tmp_path / "whole").train(nothing)
     with pytest.raises(KeyboardInterrupt):
-        Run(config, tmp_path / "cut").train(cut_at(4))
-    Run(resume(tmp_path / "cut", None), tmp_path / "cut").train(nothing)
+        TrainingRun(config, tmp_path / "cut").train(cut_at(4))
+    TrainingRun(resume_config(tmp_path / "cut", None), tmp_path / "cut").train(nothing)
     assert contents(tmp_path / "cut")[-1] == contents(tmp_path / "whole")[-1]
     ends = [load_model(tmp_path / folder / "model.safetensors").learner for folder in ("cut", "whole")]
     for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
@@ -152,7 +154,7 @@ def test_a_run_without_data_resumes_exactly_too(tmp_path):
     model = load_model(tmp_path / "whole" / "model.safetensors")
     assert np.isclose(model.header["validation_loss"], min(losses), atol=1e-4)
     with pytest.raises(BadInput, match="falls to zero over its 6 steps"):
-        resume(tmp_path / "cut", 12)
+        resume_config(tmp_path / "cut", 12)
 
 
 def test_early_stopping_ends_the_run(tmp_path):
@@ -165,7 +167,7 @@ def test_early_stopping_ends_the_run(tmp_path):
 
 
 def test_persistent_nan_stops_with_a_message(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "HOPELESS", 8)
+    monkeypatch.setattr(runs, "MOST_SKIPPED_IN_A_ROW", 8)
     poisoned = dataclasses.replace(CONFIG, hyper=dataclasses.replace(HYPER, l2=float("nan")), steps=100)
     with pytest.raises(BadInput, match=r"8 meta-gradients were NaN or Inf \(by step 8\)"):
         train(tmp_path / "run", poisoned)
@@ -185,19 +187,19 @@ def test_later_legs_compile_nothing(tmp_path, compilations_so_far):
 
 def test_folders_are_guarded(tmp_path):
     folder = tmp_path / "run"
-    prepare(folder, CONFIG, overwrite=False)
-    with pytest.raises(BadInput, match="--resume or replace it with --overwrite"):
-        prepare(folder, CONFIG, overwrite=False)
-    prepare(folder, CONFIG, overwrite=True)
+    create_run_folder(folder, CONFIG, overwrite=False)
+    with pytest.raises(BadInput, match="resume=True or replace it with overwrite=True"):
+        create_run_folder(folder, CONFIG, overwrite=False)
+    create_run_folder(folder, CONFIG, overwrite=True)
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("years of work")
     with pytest.raises(BadInput, match="not a run folder"):
-        prepare(tmp_path / "precious", CONFIG, overwrite=True)
+        create_run_folder(tmp_path / "precious", CONFIG, overwrite=True)
     with pytest.raises(BadInput, match="nothing to resume"):
-        resume(tmp_path / "nowhere", None)
+        resume_config(tmp_path / "nowhere", None)
     with pytest.raises(BadInput, match="no model yet"):
         model_paths(folder)
-    assert resume(folder, None) == CONFIG
+    assert resume_config(folder, None) == CONFIG
 
 
 def command(folder, *flags):
@@ -222,7 +224,7 @@ def wait_for(condition, seconds=120):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_signals_save_and_leave(tmp_path, number):
-    data.save(make_metaset(), tmp_path / "features.npz")
+    data.save_data(make_metaset(), tmp_path / "features.npz")
     run = tmp_path / "run"
     process = subprocess.Popen(
         command(tmp_path, "--steps", "1000000", "--out", str(run)), stderr=subprocess.PIPE, text=True
@@ -234,14 +236,14 @@ def test_signals_save_and_leave(tmp_path, number):
     assert "metaleo train --resume --out" in errors
     assert "Traceback" not in errors
     config = TrainConfig.read(run / "config.json")
-    state = load_tree(run / "state.safetensors", jax.eval_shape(Run(config, run, make_metaset()).start))
+    state = load_tree(run / "state.safetensors", jax.eval_shape(TrainingRun(config, run, make_metaset()).start))
     assert int(state.step[0]) == steps_so_far(run)  # nothing that was reported is lost
 
 
 @pytest.mark.slow
 def test_kill_in_a_loop(tmp_path):
     """kill -9 at random moments, six times, then a last resume: the same as a run left in peace."""
-    data.save(make_metaset(), tmp_path / "features.npz")
+    data.save_data(make_metaset(), tmp_path / "features.npz")
     left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
     steps = ["--steps", "200000", "--validate-every", "1000"]
     first, later = [*steps, "--out", str(killed)], ["--resume", "--out", str(killed)]

@@ -19,10 +19,9 @@ from PIL import Image
 
 from helpers.small import DIM, make_model
 from metaleo import data
-from metaleo.checkpoint import embedded_model, load_model, save_model
+from metaleo.checkpoints import builtin_model_path, load_model, save_model
 from metaleo.data.metaset import MetaSet
-from metaleo.features.benchmarks import read_arrays, rows_of
-from metaleo.features.images import open_images
+from metaleo.features.datasets import open_images, read_arrays, rows_of
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("benchmarks", "examples", "tools")
@@ -134,7 +133,7 @@ def calibration(run, _):
 @case("benchmarks/intents.py")
 def intents(run, folder):
     (folder / "run").mkdir()
-    shutil.copy(embedded_model("intents"), folder / "run/model.safetensors")
+    shutil.copy(builtin_model_path("intents"), folder / "run/model.safetensors")
     assert len(run("run out.json --way 5 --shot 1 --tasks 2 --validation-tasks 2").splitlines()) == 3
     rows = json.loads((folder / "out.json").read_text())["results"]
     assert [row["learner"] for row in rows] == ["leo", "nearest-centroid", "logistic-regression"]
@@ -230,7 +229,7 @@ def make_intents_sample(run, folder):
     (folder / "domains.json").write_text(json.dumps(domains))
     (folder / "data_full.json").write_text(json.dumps(parts))
     run(". --out out.safetensors", PYTHONPATH=os.pathsep.join([str(folder), str(ROOT / "src")]))
-    made = data.load(folder / "out.safetensors")
+    made = data.load_data(folder / "out.safetensors")
     assert made.class_names == ("banking/balance", "banking/transfer", "home/lights", "travel/visa")
     assert made.splits == ("test", "test", "train", "val")
     assert (made.counts.tolist(), made.dim) == ([50] * 4, 256)
@@ -271,9 +270,9 @@ def make_omniglot_sample(run, folder):
 @case("tools/make_sample.py")
 def make_sample(run, folder):
     features = np.random.default_rng(0).random((3, 120, DIM), np.float32)
-    data.save(MetaSet.from_classes(features, ("a", "b", "c"), ("train", "val", "test")), folder / "features.npz")
+    data.save_data(MetaSet.from_classes(features, ("a", "b", "c"), ("train", "val", "test")), folder / "features.npz")
     run("features.npz --out out.safetensors")
-    made = data.load(folder / "out.safetensors")
+    made = data.load_data(folder / "out.safetensors")
     assert (made.class_names, made.splits) == (("a", "b", "c"), ("train", "val", "test"))
     assert made.counts.tolist() == [100] * 3
     rows = made.read(made.rows[:100])
@@ -292,7 +291,7 @@ def make_strokes_sample(run, folder):
     for drawer in range(1, 21):
         (folder / f"unpacked/Latin/character02/0002_{drawer:02}.txt").write_text(text)
     run("strokes.zip unpacked --out out.npz")
-    made = data.load(folder / "out.npz")
+    made = data.load_data(folder / "out.npz")
     assert made.class_names == ("Early_Aramaic/character01", "Korean/character01", "Latin/character02")
     assert made.splits == ("val", "test", "train")
     points = made.read(made.rows[:1]).reshape(32, 3)

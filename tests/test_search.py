@@ -17,12 +17,26 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from helpers.marks import by_default
 from helpers.small import DIM, HYPER, kill_until_done, make_metaset
-from metaleo import data, outer_loop, search
+from metaleo._io.files import locked
 from metaleo.cli import main
 from metaleo.cli.train import Train
-from metaleo.config import Structure, TrainConfig
-from metaleo.search import Search, SearchConfig, importances, rows_of, rungs, split_draw, write_results
-from metaleo.study import Study
+from metaleo.config.schema import TrainConfig
+from metaleo.data import save_data
+from metaleo.errors import Interrupted
+from metaleo.learners.registry import Structure
+from metaleo.search.random_search import (
+    Search,
+    SearchConfig,
+    importances,
+    rungs,
+    space_of,
+    split_draw,
+    trial_records,
+    write_results,
+)
+from metaleo.search.study import Study
+from metaleo.tasks.episodes import Episodes, place_rows
+from metaleo.training.meta_train import make_optimiser, meta_train
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 METASET = make_metaset(images=24)
@@ -33,15 +47,15 @@ TRAIN = TrainConfig(
 CONFIG = SearchConfig(TRAIN, trials=6, halvings=2, batch=6)
 
 
-def run_search(folder, config=CONFIG, lanes=4, report=lambda progress: None):
+def run_search(folder, config=CONFIG, replicas=4, report=lambda progress: None):
     folder.mkdir(exist_ok=True)
-    worker = Search(config, folder, METASET, lanes)
+    worker = Search(config, folder, METASET, replicas)
     study = Study(
         f"sqlite:///{folder}/study.db", "x", worker.space, config.settings(),
         slots=config.trials, sampler=config.sampler, seed=0, worker="a", lost_after=60.0,
     )  # fmt: skip
     worker.run(study, report)
-    return rows_of(study)
+    return trial_records(study)
 
 
 @pytest.fixture(scope="module")
@@ -74,25 +88,25 @@ def test_a_trial_is_an_ordinary_run(table):
     """The best trial again, by itself, with nothing of the search around it."""
     best = table[0]
     structure, hyper = split_draw(TRAIN.structure, TRAIN.hyper, best["draw"])
-    rows = search.place(METASET)
-    training = search.Episodes.over(METASET.subset("train"), 3, 1, 4, rows)
-    validation = search.Episodes.over(METASET.subset("val"), 3, 1, None, rows)
+    rows = place_rows(METASET)
+    training = Episodes.over(METASET.subset("train"), 3, 1, 4, rows)
+    validation = Episodes.over(METASET.subset("val"), 3, 1, None, rows)
     key = jax.random.fold_in(jax.random.key(0), best["trial"])
     settings = {"steps": 8, "meta_batch": 2, "validate_every": 2, "validation_tasks": 20}
 
     @jax.jit
     def train(hyper, key):
-        optimiser = outer_loop.make_optimiser()
-        return outer_loop.meta_train(structure.init, hyper, key, training, validation, optimiser, **settings)
+        optimiser = make_optimiser()
+        return meta_train(structure.init, hyper, key, training, validation, optimiser, **settings)
 
     state, _ = train(jax.tree.map(jnp.float32, hyper), key)
-    np.testing.assert_allclose(state.best_merit, best["accuracy"], atol=1e-3)
+    np.testing.assert_allclose(state.best_score, best["accuracy"], atol=1e-3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lanes", [1, 6])
-def test_lanes_do_not_matter(table, lanes, tmp_path):
-    for row, other in zip(run_search(tmp_path, lanes=lanes), table, strict=True):
+@pytest.mark.parametrize("replicas", [1, 6])
+def test_replicas_do_not_matter(table, replicas, tmp_path):
+    for row, other in zip(run_search(tmp_path, replicas=replicas), table, strict=True):
         assert row["trial"] == other["trial"]
         np.testing.assert_allclose(row["accuracy"], other["accuracy"], atol=1e-3)
 
@@ -120,7 +134,7 @@ def test_asked_to_stop_saves_and_goes_on_from_there(table, tmp_path):
         if len(reports) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(search.Interrupted):
+    with pytest.raises(Interrupted):
         run_search(tmp_path, report=stop)
     done = reports[-1].done
     again = []
@@ -150,14 +164,14 @@ def test_results_and_importances(table, tmp_path):
     assert best.hyper.learning_rate == table[0]["draw"]["learning_rate"]
     assert best.structure.finetune_step_size == table[0]["draw"]["finetune_step_size"]
     rng = np.random.default_rng(0)
-    space = search.space_of("meta-sgd")
+    space = space_of("meta-sgd")
     made_up = []
     for _ in range(60):
         draw = {name: float(np.exp(rng.uniform(*np.log(ends)))) for name, ends in space.items()}
-        made_up.append({"draw": draw, "accuracy_at": {"2": np.log(draw["keep"]) + 0.01 * rng.normal()}})
+        made_up.append({"draw": draw, "accuracy_at": {"2": np.log(draw["keep_prob"]) + 0.01 * rng.normal()}})
     shares = importances(CONFIG, made_up)
-    assert max(shares, key=lambda name: shares[name]) == "keep"
-    assert shares["keep"] > 0.8
+    assert max(shares, key=lambda name: shares[name]) == "keep_prob"
+    assert shares["keep_prob"] > 0.8
     assert importances(CONFIG, made_up[:2]) == {}
 
 
@@ -170,7 +184,7 @@ SMALL = (
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data.save(METASET, "features.npz")
+    save_data(METASET, "features.npz")
     return tmp_path
 
 
@@ -184,7 +198,7 @@ def test_command(here, capsys):
     assert json.loads(capsys.readouterr().out) == rows
     best = Train(preset="search/best.json").resolve(DIM)
     assert best.structure.learner == "meta-sgd"
-    assert best.hyper.keep == rows[0]["draw"]["keep"]
+    assert best.hyper.keep_prob == rows[0]["draw"]["keep_prob"]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +233,7 @@ def test_a_study_of_another_space_and_a_busy_folder(here, capsys):
         with pytest.raises(SystemExit):
             main(["search", *SMALL, *change])
         assert message in capsys.readouterr().err.strip().splitlines()[-1]
-    with search.locked(here / "search"), pytest.raises(SystemExit):
+    with locked(here / "search"), pytest.raises(SystemExit):
         main(["search", *SMALL])
     assert "another search is at work in search" in capsys.readouterr().err
 

@@ -18,15 +18,15 @@ from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
 from helpers.small import make_metaset
-from metaleo import data
-from metaleo import study as study_module
-from metaleo.config import PRESETS
+from metaleo.config.presets import PRESETS
+from metaleo.data import save_data
 from metaleo.errors import BadInput
-from metaleo.search import SIX, space_of
-from metaleo.study import Study
+from metaleo.search import study as study_module
+from metaleo.search.random_search import PAPER_SPACE, space_of
+from metaleo.search.study import Study
 
 
-def open_study(folder, worker="a", *, slots=6, space=SIX, sampler="random", lost_after=60.0, **settings):
+def open_study(folder, worker="a", *, slots=6, space=PAPER_SPACE, sampler="random", lost_after=60.0, **settings):
     return Study(
         f"sqlite:///{folder}/study.db", "test", space, {"steps": 10} | settings,
         slots=slots, sampler=sampler, seed=0, worker=worker, lost_after=lost_after,
@@ -48,7 +48,7 @@ def slots(study):
 def test_ranges_hold_the_values_of_the_paper_and_of_its_code():
     for name, preset in PRESETS.items():
         if name.startswith(("paper", "official")):
-            for field, (low, high) in SIX.items():
+            for field, (low, high) in PAPER_SPACE.items():
                 assert low <= getattr(preset.hyper, field) <= high, (name, field)
 
 
@@ -143,7 +143,7 @@ def test_a_trial_that_was_lost_between_asking_and_marking_is_not_lost(tmp_path, 
     wait()
     claims = study.claim(6)
     assert sorted(claim.slot for claim in claims) == list(range(6))
-    assert all(set(claim.draw) == set(SIX) for claim in claims)
+    assert all(set(claim.draw) == set(PAPER_SPACE) for claim in claims)
 
 
 def test_the_same_slot_offered_twice_is_run_once(tmp_path):
@@ -198,7 +198,7 @@ def test_other_settings_are_refused(tmp_path):
 
 def test_databases_that_cannot_be_had(tmp_path):
     def at(url):
-        return Study(url, "x", SIX, {}, slots=1, sampler="random", seed=0, worker="a", lost_after=1.0)
+        return Study(url, "x", PAPER_SPACE, {}, slots=1, sampler="random", seed=0, worker="a", lost_after=1.0)
 
     with pytest.raises(BadInput, match=r"cannot reach the database sqlite.*unable to open"):
         at(f"sqlite:///{tmp_path}/nowhere/study.db")
@@ -239,7 +239,7 @@ def postgres():
 
 @pytest.mark.slow
 def test_two_machines_one_study_and_one_dies(postgres, tmp_path):
-    data.save(make_metaset(images=24), tmp_path / "features.npz")
+    save_data(make_metaset(images=24), tmp_path / "features.npz")
     command = [
         sys.executable, "-m", "metaleo.cli", "search", "--data", str(tmp_path / "features.npz"), "--way", "3",
         "--learner", "meta-sgd", "--trials", "12", "--batch", "4", "--steps", "400", "--validate-every", "50",

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 import metaleo
-from metaleo.checkpoint import load_model, save_model
+from metaleo.checkpoints import load_model, save_model
 
 CARDS = {
     "miniimagenet": {

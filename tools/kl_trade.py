@@ -16,11 +16,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from metaleo.config.presets import PRESETS
 
-from metaleo import outer_loop
-from metaleo.config import PRESETS
-from metaleo.files import write_text
-from metaleo.predictive import (
+from metaleo._io.files import write_text
+from metaleo.evaluation.regression import (
     AMBIGUOUS_TASKS,
     CALIBRATION_TASKS,
     Sampled,
@@ -30,7 +29,8 @@ from metaleo.predictive import (
     examine_ambiguous,
     summarise_functions,
 )
-from metaleo.tasks.functions import SinesAndLines
+from metaleo.tasks.sines_and_lines import SinesAndLines
+from metaleo.training.meta_train import make_optimiser, meta_train
 
 WEIGHTS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
@@ -42,8 +42,8 @@ def train(weights: list[float], steps: int, tasks: int, seed: int):
 
     def run(weight):
         hyper = dataclasses.replace(preset.hyper, kl=weight)
-        state, _ = outer_loop.meta_train(
-            preset.structure.init, hyper, jax.random.key(seed), problem, problem, outer_loop.make_optimiser(),
+        state, _ = meta_train(
+            preset.structure.init, hyper, jax.random.key(seed), problem, problem, make_optimiser(),
             steps=steps, meta_batch=preset.training["meta_batch"], validate_every=steps // 10,
             validation_tasks=min(1000, tasks), decay=True,
         )  # fmt: skip

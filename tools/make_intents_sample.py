@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import wordllama
 
-from metaleo.data import MetaSet, save
+from metaleo.data import MetaSet, save_data
 
 SENTENCES = 50
 SPLITS = {"travel": "val", "work": "val", "banking": "test", "credit_cards": "test"}
@@ -49,7 +49,7 @@ def main() -> None:
     scale = np.abs(features).max(0) / 127
     quantised = np.round(features / scale).astype(np.int8).reshape(len(drawn), SENTENCES, -1)
     splits = tuple(SPLITS.get(name.split("/")[0], "train") for name in drawn)
-    save(MetaSet.from_classes(quantised, tuple(drawn), splits, scale), given.out)
+    save_data(MetaSet.from_classes(quantised, tuple(drawn), splits, scale), given.out)
     error = np.abs(quantised.reshape(features.shape) * scale - features).max()
     print(f"{given.out}: {given.out.stat().st_size / 1e6:.1f} MB, largest error {error:.4f}")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from metaleo.features.datasets import open_images
 from metaleo.features.drawings import framed
-from metaleo.features.images import PackedImages, TurnedImages, open_images, pack
+from metaleo.features.images import PackedImages, TurnedImages, pack
 
 HELD_OUT = ("Sanskrit", "Tagalog")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metaleo.features.images import open_images
+from metaleo.features.datasets import open_images
 
 TARGET = Path(__file__).parent.parent / "src/metaleo/features/sample/omniglot.npz"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metaleo.data import MetaSet, load, save
+from metaleo.data import MetaSet, load_data, save_data
 
 IMAGES = 100
 TARGET = Path(__file__).parent.parent / "src/metaleo/data/sample/miniimagenet.safetensors"
@@ -18,7 +18,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("features")
 parser.add_argument("--out", type=Path, default=TARGET, help="write elsewhere than into the package")
 given = parser.parse_args()
-whole = load(given.features)
+whole = load_data(given.features)
 random = np.random.default_rng(0)
 rows = np.concatenate(
     [
@@ -29,6 +29,6 @@ rows = np.concatenate(
 features = whole.read(rows)
 scale = features.max(0) / 255
 quantised = np.round(features / scale).astype(np.uint8).reshape(len(whole.counts), IMAGES, whole.dim)
-save(MetaSet.from_classes(quantised, whole.class_names, whole.splits, scale), given.out)
+save_data(MetaSet.from_classes(quantised, whole.class_names, whole.splits, scale), given.out)
 error = np.abs(quantised.reshape(-1, whole.dim) * scale - features).max()
 print(f"{given.out}: {given.out.stat().st_size / 1e6:.1f} MB, largest error {error:.4f}")

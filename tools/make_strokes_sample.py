@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metaleo.data import MetaSet, load, save
+from metaleo.data import MetaSet, load_data, save_data
 
 POINTS = 32
 DRAWERS = 20
@@ -72,8 +72,8 @@ def main() -> None:
     drawers = range(1, DRAWERS + 1)
     rows = np.array([[drawings[name][drawer].ravel() for drawer in drawers] for name in names])
     splits = tuple(SPLITS.get(name.split("/")[0], "train") for name in names)
-    save(MetaSet.from_classes(rows.astype(np.float16), tuple(names), splits), given.out)
-    print(f"{given.out}: {load(given.out).describe()}, {given.out.stat().st_size / 1e6:.2f} MB")
+    save_data(MetaSet.from_classes(rows.astype(np.float16), tuple(names), splits), given.out)
+    print(f"{given.out}: {load_data(given.out).describe()}, {given.out.stat().st_size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

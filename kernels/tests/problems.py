@@ -5,16 +5,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from metaleo.data.metaset import MetaSet
-from metaleo.learners import LEO, Hyper
-from metaleo.model.network import linear
+from metaleo.learners import LEO, HyperParams
+from metaleo.nn.heads import linear_network
 from metaleo.tasks.episodes import Episodes
 
-HYPER = Hyper(kl=0.1, encoder_penalty=0.1, keep=0.7)
+HYPER = HyperParams(kl=0.1, encoder_penalty=0.1, keep_prob=0.7)
 
 
 def make_learner(seed, dim, latent=64, **changes):
     """Away from its symmetric start, as after some training."""
-    leo = LEO.init(jax.random.key(seed), linear(dim), latent=latent, **changes)
+    leo = LEO.init(jax.random.key(seed), linear_network(dim), latent=latent, **changes)
     generator = np.random.default_rng(seed)
     leaves, structure = jax.tree.flatten(leo)
     leaves = [leaf * (1 + 0.2 * generator.normal(size=leaf.shape).astype(np.float32)) for leaf in leaves]
@@ -40,16 +40,16 @@ def make_runs(runs, num_tasks, way, shot, query, dim, **changes):
     learners = [make_learner(seed, dim, **changes) for seed in range(runs)]
     learner = jax.tree.map(lambda *leaves: jnp.stack(leaves), *learners)
     keys = jax.random.split(jax.random.key(7), (runs, num_tasks))
-    picks = jax.vmap(jax.vmap(tasks.pick))(keys)
-    picks = eqx.tree_at(lambda picks: picks.present, picks, picks.present.at[:, 0, 0, 0].set(False))
-    return learner, tasks, picks, keys
+    indices = jax.vmap(jax.vmap(tasks.sample_indices))(keys)
+    indices = eqx.tree_at(lambda indices: indices.present, indices, indices.present.at[:, 0, 0, 0].set(False))
+    return learner, tasks, indices, keys
 
 
 def losses_and_gradient(engine, tasks):
     """Of all runs: what the outer loop has of an engine."""
 
-    def loss(learner, picks, keys):
-        losses, info = engine.meta_losses(learner, tasks, picks, HYPER, keys)
+    def loss(learner, indices, keys):
+        losses, info = engine.meta_losses(learner, tasks, indices, HYPER, keys)
         return jnp.mean(losses), (losses, info)
 
     return jax.jit(jax.vmap(jax.value_and_grad(loss, has_aux=True)))

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from metaleo._jax.random import key_words, normals
 from metaleo.engines.closed_form import ClosedForm
-from metaleo.learners.learner import WEIGHTS
-from metaleo.learners.leo_path import Noise
-from metaleo.randomness import halves, normals
+from metaleo.learners.base import WEIGHTS
+from metaleo.learners.leo_parts import Noise
 from metaleo.tasks.task import Batch
 
 from metaleo_kernels import Cuda, CudaMany, engines, launching
@@ -143,7 +143,7 @@ def check_inner_loop(launched, engine, tasks, way, examples, latent, dim, latent
 @pytest.mark.parametrize("on_fibers", ORDERS, indirect=True)
 def test_noise(on_fibers):
     keys = jax.random.split(jax.random.key(0), (2, 3))
-    words = jax.vmap(jax.vmap(halves))(keys)
+    words = jax.vmap(jax.vmap(key_words))(keys)
     own = jax.vmap(lambda words: engines.normals(words, (3, 2, 2064)))(words)
     check_close(own, jax.vmap(jax.vmap(lambda key: normals(key, (2, 2064), WEIGHTS)))(keys), 1e-6)
     assert on_fibers == ["draw_normals"]

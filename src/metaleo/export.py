@@ -18,13 +18,12 @@ from jax.extend import core
 from jaxtyping import Array, Float, Int
 
 from metaleo import __version__
-from metaleo.calibration import temperature_for
-from metaleo.checkpoint import Model, load_model
-from metaleo.config import Structure, TrainConfig
-from metaleo.data.rows import normalise
+from metaleo._io.files import atomic_write
+from metaleo.checkpoints import TrainedModel, load_model
+from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput
-from metaleo.files import replacing
-from metaleo.tasks.task import labelled
+from metaleo.learners.registry import Structure
+from metaleo.tasks.task import labelled, normalise
 
 if TYPE_CHECKING:
     import onnx
@@ -41,7 +40,7 @@ QUERIES = "queries"
 Predict = Callable[[Float[Array, "example dim"], Float[Array, "query dim"]], Float[Array, "query way"]]
 
 
-def export(path: Path, out: Path, way: int | None = None, shot: int | None = None) -> dict[str, Any]:
+def export_onnx(path: Path, out: Path, way: int | None = None, shot: int | None = None) -> dict[str, Any]:
     """Write the model in `path` to `out`, for tasks of one kind (that of its training), and tell what was made.
 
     Where onnxruntime is installed, a file that computes anything else than JAX does is not left behind.
@@ -50,8 +49,8 @@ def export(path: Path, out: Path, way: int | None = None, shot: int | None = Non
     model = load_model(path)
     config = TrainConfig.from_json(model.header["config"])
     way, shot = config.way if way is None else way, config.shot if shot is None else shot
-    check(model, path, way, shot)
-    temperature = temperature_for(model.header, float(shot))
+    check_exportable(model, path, way, shot)
+    temperature = model.temperature(float(shot))
     predict = predictor(model, way, shot, temperature)
     facts = {
         "learner": model.structure.learner,
@@ -68,7 +67,7 @@ def export(path: Path, out: Path, way: int | None = None, shot: int | None = Non
     }
     made = build(predict, way * shot, model.structure, facts)
     onnx.checker.check_model(made, full_check=True)
-    with replacing(out) as temporary:
+    with atomic_write(out) as temporary:
         temporary.write_bytes(made.SerializeToString())
         difference = largest_difference(temporary, predict, way * shot, model.structure.dim)
         if difference is not None and not difference <= TOLERANCE:
@@ -77,18 +76,18 @@ def export(path: Path, out: Path, way: int | None = None, shot: int | None = Non
     return {**facts, "opset": OPSET, "nodes": len(made.graph.node), "bytes": size, "largest_difference": difference}
 
 
-def check(model: Model, path: Path, way: int, shot: int) -> None:
+def check_exportable(model: TrainedModel, path: Path, way: int, shot: int) -> None:
     """Refuse tasks that the model cannot solve."""
     structure = model.structure
     if structure.noise is not None:
         raise BadInput(f"{path} predicts real targets; only classifiers are exported")
     if way < 2 or shot < 1:
-        raise BadInput(f"a task has at least 2 classes (--way) of 1 example (--shot), not {way} of {shot}")
+        raise BadInput(f"a task has at least 2 classes (`way`) of 1 example (`shot`), not {way} of {shot}")
     if structure.codes == "task" and way != structure.way:
-        raise BadInput(f"{path} has one code for all {structure.way} classes; --way cannot be {way}")
+        raise BadInput(f"{path} has one code for all {structure.way} classes; way={way} is not possible")
 
 
-def predictor(model: Model, way: int, shot: int, temperature: float) -> Predict:
+def predictor(model: TrainedModel, way: int, shot: int, temperature: float) -> Predict:
     """What the graph is to compute: rows as they come, the support set class by class, to calibrated probabilities."""
 
     def predict(support: Float[Array, "example dim"], query: Float[Array, "query dim"]) -> Float[Array, "query way"]:

@@ -14,7 +14,7 @@ def descend(
     num_steps: int,
     noise: PyTree = None,
     first_order: bool = False,
-    limit: float | None = None,
+    max_grad_norm: float | None = None,
 ) -> tuple[Float[Array, "*shape"], Float[Array, " step"]]:
     """x ← x - α ∘ ∇loss(x), `num_steps` times; also the loss before each step.
 
@@ -25,9 +25,9 @@ def descend(
 
     def step(x, noise_now):
         value, gradient = jax.value_and_grad(loss)(x, noise_now)
-        if limit is not None:
+        if max_grad_norm is not None:
             length = jnp.sqrt(jnp.sum(gradient**2) + 1e-12)  # never zero: its own gradient is needed too
-            gradient *= jnp.minimum(1.0, limit / length)
+            gradient *= jnp.minimum(1.0, max_grad_norm / length)
         if first_order:
             gradient = jax.lax.stop_gradient(gradient)
         return x - step_size * gradient, value

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from helpers.small import DIM, make_metaset, make_subject, message
+from helpers.small import DIM, make_candidate, make_metaset, message
 from metaleo.analysis.codes import (
     NEIGHBOURS,
     Codes,
@@ -24,13 +24,13 @@ from metaleo.analysis.codes import (
     spread,
     typical_class,
 )
-from metaleo.analysis.findings import Look, look_at_codes
-from metaleo.config import Structure
 from metaleo.data.metaset import MetaSet
-from metaleo.data.rows import normalise
-from metaleo.evaluation import task_key
+from metaleo.evaluation.evaluate import task_key
+from metaleo.learners.registry import Structure
+from metaleo.reporting.findings import AnalysisSettings, analyse_codes
 from metaleo.tasks import Episodes
-from metaleo.tasks.functions import SinesAndLines
+from metaleo.tasks.sines_and_lines import SinesAndLines
+from metaleo.tasks.task import normalise
 
 SIZES = {"latent": 4, "latent_steps": 2, "finetune_steps": 1, "latent_step_size": 0.5, "finetune_step_size": 0.3}
 TAIL = (2, 2, 2, 8)
@@ -201,17 +201,17 @@ def test_description_by_hand():
 
 def test_classes_are_named_in_words(tmp_path):
     """Those of the split, in its order."""
-    _, bench = subject_and_bench(tmp_path)
-    assert label_names(bench, "val") == tuple(f"class{i}" for i in range(8, 13))
-    names = ("n02129165", *bench.metaset.class_names[1:])
-    bench.metaset = dataclasses.replace(bench.metaset, class_names=names)
-    assert label_names(bench, "train")[:2] == ("lion", "class1")
+    _, suite = subject_and_bench(tmp_path)
+    assert label_names(suite, "val") == tuple(f"class{i}" for i in range(8, 13))
+    names = ("n02129165", *suite.metaset.class_names[1:])
+    suite.metaset = dataclasses.replace(suite.metaset, class_names=names)
+    assert label_names(suite, "train")[:2] == ("lion", "class1")
 
 
 def test_an_unknown_class_is_refused_before_any_work(tmp_path):
-    subject, bench = subject_and_bench(tmp_path)
-    look = Look(bench, "test", 0, 20, lambda name, tasks, work: pytest.fail("work was done"))
-    said = message(lambda: look_at_codes(subject, look, "class3"))  # of another split
+    candidate, suite = subject_and_bench(tmp_path)
+    look = AnalysisSettings(suite, "test", 0, 20, lambda name, tasks, work: pytest.fail("work was done"))
+    said = message(lambda: analyse_codes(candidate, look, "class3"))  # of another split
     assert "'class3'" in said
     assert "class13, class14, class15, class16, class17" in said
 
@@ -244,7 +244,7 @@ def test_principal_paths_agree_with_sklearn():
 
 
 def subject_and_bench(tmp_path, name="leo", **changes):
-    return make_subject(tmp_path, Structure(**{"learner": name, "dim": DIM, "way": 3, **SIZES, **changes}))
+    return make_candidate(tmp_path, Structure(**{"learner": name, "dim": DIM, "way": 3, **SIZES, **changes}))
 
 
 def shuffled() -> MetaSet:
@@ -263,24 +263,24 @@ def traced(learner, tasks, seed_key, index):
 
 
 @jax.jit
-def pick(tasks, key):
-    return tasks.pick(key)
+def sample_indices(tasks, key):
+    return tasks.sample_indices(key)
 
 
 @pytest.mark.parametrize("changes", [{}, pytest.param({"tail": TAIL}, marks=pytest.mark.slow)], ids=["plain", "joint"])
 def test_collected_codes_are_those_of_adaptation(tmp_path, changes):
     """Task by task, on the tasks of evaluation, class by class in order; also behind a tail."""
-    subject, bench = subject_and_bench(tmp_path, **changes)
+    candidate, suite = subject_and_bench(tmp_path, **changes)
     heard = []
-    codes = collect_codes(subject, bench, "val", 4, 20, heard.append)
+    codes = collect_codes(candidate, suite, "val", 4, 20, heard.append)
     assert heard[-1] == 20
     assert codes.paths.shape == (60, 3, 4)
-    tasks = Episodes.over(make_metaset().subset("val"), 3, 2, None, bench.tasks(subject, "val").rows)
+    tasks = Episodes.over(make_metaset().subset("val"), 3, 2, None, suite.tasks(candidate, "val").rows)
     for index in (0, 7, 19):
-        trace, part = traced(subject.learner, tasks, task_key(4), index), slice(3 * index, 3 * index + 3)
+        trace, part = traced(candidate.learner, tasks, task_key(4), index), slice(3 * index, 3 * index + 3)
         np.testing.assert_allclose(codes.before[part], trace.code, atol=1e-5)
         np.testing.assert_allclose(codes.after[part], trace.adapted_code, atol=1e-5)
-        support = pick(tasks, jax.random.fold_in(task_key(4), index)).support
+        support = sample_indices(tasks, jax.random.fold_in(task_key(4), index)).support
         np.testing.assert_array_equal(codes.rows[part], support)
         names = [codes.names[label] for label in codes.labels[part]]
         assert names == [f"class{row // 12}" for row in np.asarray(support)[:, 0]]  # twelve rows a class
@@ -288,9 +288,9 @@ def test_collected_codes_are_those_of_adaptation(tmp_path, changes):
 
 def test_labels_are_the_classes_of_the_rows(tmp_path):
     """Wherever the rows of a class are; only classes of the split, all examples of a code of one."""
-    subject, bench = subject_and_bench(tmp_path)
-    bench.metaset = metaset = shuffled()
-    codes = collect_codes(subject, bench, "test", 0, 20)
+    candidate, suite = subject_and_bench(tmp_path)
+    suite.metaset = metaset = shuffled()
+    codes = collect_codes(candidate, suite, "test", 0, 20)
     class_of = {}
     starts = metaset.starts
     for index, name in enumerate(metaset.class_names):
@@ -304,26 +304,26 @@ def test_labels_are_the_classes_of_the_rows(tmp_path):
 
 @pytest.mark.slow
 def test_a_code_of_a_function_is_labelled_by_its_family(tmp_path):
-    subject, bench = subject_and_bench(
-        tmp_path, dim=1, network="mlp", hidden=3, layers=2, codes="task", noise=0.3, width=5, limit=5.0
+    candidate, suite = subject_and_bench(
+        tmp_path, dim=1, network="mlp", hidden=3, layers=2, codes="task", noise=0.3, width=5, max_grad_norm=5.0
     )
-    codes = collect_codes(subject, bench, "test", 1, 20)
+    codes = collect_codes(candidate, suite, "test", 1, 20)
     assert codes.names == ("line", "sine")
     assert codes.rows.shape == (20, 0)
     tasks = SinesAndLines(2, 100)
     families = jax.jit(jax.vmap(lambda index: tasks.draw(jax.random.fold_in(task_key(1), index))[0].is_sine))
     np.testing.assert_array_equal(codes.labels, families(np.arange(20)).astype(int))
     assert set(codes.labels) == {0, 1}
-    trace = traced(subject.learner, tasks, task_key(1), 3)
+    trace = traced(candidate.learner, tasks, task_key(1), 3)
     np.testing.assert_allclose(codes.paths[3, [0, -1]], [trace.code[0], trace.adapted_code[0]], rtol=1e-4, atol=1e-5)
     assert describe_codes(codes)["classes"] == 2
 
 
 def test_a_drawn_row_is_the_row_of_the_data(tmp_path):
     """Row numbers are those of the file, not of the split."""
-    subject, bench = subject_and_bench(tmp_path)
-    tasks, own = bench.tasks(subject, "test"), jax.random.fold_in(task_key(0), 2)
-    rows = np.asarray(pick(tasks, own).support).ravel()
+    candidate, suite = subject_and_bench(tmp_path)
+    tasks, own = suite.tasks(candidate, "test"), jax.random.fold_in(task_key(0), 2)
+    rows = np.asarray(sample_indices(tasks, own).support).ravel()
     inputs = jax.jit(lambda key: tasks.sample(key))(own).support.inputs
     np.testing.assert_allclose(inputs, normalise(make_metaset().features[rows]), rtol=1e-6)
 
@@ -335,25 +335,25 @@ def test_a_drawn_row_is_the_row_of_the_data(tmp_path):
     ("name", "words"), [("meta-sgd", "meta-sgd, which has no codes"), ("leo-generator", "no steps on its codes")]
 )
 def test_models_without_codes_that_move_are_refused(tmp_path, name, words):
-    subject, bench = subject_and_bench(tmp_path, name)
-    said = message(lambda: collect_codes(subject, bench, "test", 0, 20))
+    candidate, suite = subject_and_bench(tmp_path, name)
+    said = message(lambda: collect_codes(candidate, suite, "test", 0, 20))
     assert words in said
-    assert str(subject.path) in said
+    assert str(candidate.path) in said
 
 
 def test_too_few_tasks_are_refused(tmp_path):
-    subject, bench = subject_and_bench(tmp_path)
-    assert "--tasks must be at least 20, not 19" in message(lambda: collect_codes(subject, bench, "test", 0, 19))
+    candidate, suite = subject_and_bench(tmp_path)
+    assert "tasks=19 must be at least 20" in message(lambda: collect_codes(candidate, suite, "test", 0, 19))
 
 
 def test_too_few_classes_are_refused(tmp_path):
-    subject, bench = subject_and_bench(tmp_path)
-    bench.way = 6
-    assert "the test split has 5" in message(lambda: collect_codes(subject, bench, "test", 0, 20))
+    candidate, suite = subject_and_bench(tmp_path)
+    suite.way = 6
+    assert "the test split has 5" in message(lambda: collect_codes(candidate, suite, "test", 0, 20))
 
 
 @pytest.mark.slow
 def test_a_code_for_all_classes_is_of_no_class(tmp_path):
     """One line, not codes with the labels of others."""
-    subject, bench = subject_and_bench(tmp_path, network="mlp", hidden=2, layers=2, codes="task")
-    assert str(subject.path) in message(lambda: collect_codes(subject, bench, "test", 0, 20))
+    candidate, suite = subject_and_bench(tmp_path, network="mlp", hidden=2, layers=2, codes="task")
+    assert str(candidate.path) in message(lambda: collect_codes(candidate, suite, "test", 0, 20))

@@ -13,9 +13,9 @@ from helpers.small import (
     adapt,
     close,
     make_batch,
+    make_candidate,
     make_learner,
     make_metaset,
-    make_subject,
     message,
     own_loss,
     shake,
@@ -32,10 +32,10 @@ from metaleo.analysis.paths import (
     walk,
     weight_path,
 )
-from metaleo.config import Structure
-from metaleo.evaluation import evaluate, task_key
+from metaleo.evaluation.evaluate import score_learner, task_key
+from metaleo.learners.registry import Structure
 from metaleo.tasks import Episodes
-from metaleo.tasks.functions import SinesAndLines
+from metaleo.tasks.sines_and_lines import SinesAndLines
 from metaleo.tasks.task import key_apart
 
 SIZES = {"latent": 4, "latent_steps": 2, "finetune_steps": 2, "latent_step_size": 0.5, "finetune_step_size": 0.3}
@@ -44,7 +44,7 @@ LIMIT = 0.4
 KINDS = {
     "linear": {},
     "deep decoder": {"width": 5, "from_start": True},
-    "limited": {"network": "mlp", "hidden": 2, "layers": 2, "limit": LIMIT},
+    "limited": {"network": "mlp", "hidden": 2, "layers": 2, "max_grad_norm": LIMIT},
 }
 
 
@@ -62,7 +62,7 @@ def own_code_path(learner, support, start):
     def loss(code):
         return own_loss(learner.network, learner.decoder(code)[0], support)
 
-    return own_path(loss, start, learner.latent_step_size, learner.latent_steps, learner.limit)
+    return own_path(loss, start, learner.latent_step_size, learner.latent_steps, learner.max_grad_norm)
 
 
 def own_weight_path(learner, support, start, step_size, steps):
@@ -71,12 +71,12 @@ def own_weight_path(learner, support, start, step_size, steps):
         start,
         step_size,
         steps,
-        getattr(learner, "limit", None),
+        getattr(learner, "max_grad_norm", None),
     )
 
 
 def subject_and_bench(tmp_path, name="leo", **changes):
-    return make_subject(tmp_path, Structure(**{"learner": name, "dim": DIM, "way": 3, **SIZES, **changes}))
+    return make_candidate(tmp_path, Structure(**{"learner": name, "dim": DIM, "way": 3, **SIZES, **changes}))
 
 
 def make_episodes(rows=None):
@@ -176,7 +176,7 @@ def right_answers(learner, task, key):
 @pytest.mark.slow
 def test_the_walk_is_over_the_tasks_of_evaluation():
     learner, episodes = make_learner(), make_episodes()
-    scores = evaluate(learner, episodes, 3, 7)
+    scores = score_learner(learner, episodes, 3, 7)
     ours = walk(right_answers, learner, episodes, 3, 7)
     np.testing.assert_allclose(ours, scores.accuracy, rtol=1e-6)
     assert len(np.unique(ours)) > 2
@@ -254,16 +254,16 @@ def test_lengths_by_hand():
 @pytest.mark.parametrize("changes", [{}, pytest.param({"tail": TAIL}, marks=pytest.mark.slow)], ids=["plain", "joint"])
 def test_measured_lengths_by_hand(tmp_path, changes):
     """Of descent written out, on the tasks of evaluation; also behind a tail."""
-    subject, bench = subject_and_bench(tmp_path, **changes)
+    candidate, suite = subject_and_bench(tmp_path, **changes)
     heard = []
-    found = measure_coverage(subject, bench, "test", 2, 3, heard.append)
+    found = measure_coverage(candidate, suite, "test", 2, 3, heard.append)
     assert heard[-1] == 3
-    episodes = make_episodes(bench.tasks(subject).rows)
-    learner = inside(subject.learner)
+    episodes = make_episodes(suite.tasks(candidate).rows)
+    learner = inside(candidate.learner)
     decoder = np.asarray(learner.decoder.to_mean, np.float64)
     for index in range(3):
         support = support_of(episodes, task_key(2), index)
-        support = subject.learner.seen(support) if changes else support
+        support = candidate.learner.seen(support) if changes else support
         codes = own_code_path(learner, support, adapt(learner, support).trace.code)
         theta = own_weight_path(learner, support, codes[-1] @ decoder, learner.finetune_step_size, 2)
         for kind, path in {"z": codes, "decoded": codes @ decoder, "theta": theta}.items():
@@ -283,16 +283,16 @@ def test_measured_lengths_by_hand(tmp_path, changes):
     ],
 )
 def test_steps_that_are_not_taken_have_no_length(tmp_path, name, kinds):
-    subject, bench = subject_and_bench(tmp_path, name)
-    found = measure_coverage(subject, bench, "test", 0, 2)
+    candidate, suite = subject_and_bench(tmp_path, name)
+    found = measure_coverage(candidate, suite, "test", 0, 2)
     assert found.steps.keys() == found.total.keys() == kinds
     assert (found.singular_values is None) == (name == "meta-sgd")
     assert all(steps.shape[0] == 2 and (steps > 0).all() for steps in found.steps.values())
 
 
 def test_learners_without_steps_are_refused(tmp_path):
-    subject, bench = subject_and_bench(tmp_path, "ridge")
-    said = message(lambda: measure_coverage(subject, bench, "test", 0, 2))
+    candidate, suite = subject_and_bench(tmp_path, "ridge")
+    said = message(lambda: measure_coverage(candidate, suite, "test", 0, 2))
     assert "ridge" in said
     assert "no gradient steps" in said
 
@@ -302,9 +302,9 @@ def test_learners_without_steps_are_refused(tmp_path):
 
 def test_singular_values_of_a_linear_decoder(tmp_path):
     """Of the matrix to the means, not of that to the scales."""
-    subject, bench = subject_and_bench(tmp_path, "leo-no-finetuning")
-    found = measure_coverage(subject, bench, "test", 0, 2).singular_values
-    expected = np.linalg.svd(np.asarray(subject.learner.decoder.to_mean, np.float64))[1]
+    candidate, suite = subject_and_bench(tmp_path, "leo-no-finetuning")
+    found = measure_coverage(candidate, suite, "test", 0, 2).singular_values
+    expected = np.linalg.svd(np.asarray(candidate.learner.decoder.to_mean, np.float64))[1]
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
@@ -332,10 +332,10 @@ def test_singular_values_of_other_decoders_by_finite_differences(changes, float6
 
 @pytest.mark.slow
 def test_singular_values_of_other_decoders_are_of_each_task(tmp_path):
-    subject, bench = subject_and_bench(tmp_path, width=5)
-    found = measure_coverage(subject, bench, "test", 2, 3).singular_values
+    candidate, suite = subject_and_bench(tmp_path, width=5)
+    found = measure_coverage(candidate, suite, "test", 2, 3).singular_values
     assert found.shape == (3, 4)
-    episodes, learner = make_episodes(), subject.learner
+    episodes, learner = make_episodes(), candidate.learner
     for index in range(3):
         code = adapt(learner, support_of(episodes, task_key(2), index)).trace.code
         with jax.enable_x64(True):

@@ -14,9 +14,9 @@ from helpers.small import (
     DIM,
     adapt,
     make_batch,
+    make_candidate,
     make_learner,
     make_metaset,
-    make_subject,
     message,
     own_loss,
     pad,
@@ -34,11 +34,11 @@ from metaleo.analysis.curvature import (
     spectrum,
     whole_spectrum,
 )
-from metaleo.config import Structure
-from metaleo.evaluation import task_key
-from metaleo.model.network import linear
+from metaleo.evaluation.evaluate import task_key
+from metaleo.learners.registry import Structure
+from metaleo.nn.heads import linear_network
 from metaleo.tasks import Episodes
-from metaleo.tasks.functions import SinesAndLines
+from metaleo.tasks.sines_and_lines import SinesAndLines
 
 SIZES = {"latent": 4, "latent_steps": 2, "finetune_steps": 2, "latent_step_size": 0.5, "finetune_step_size": 0.3}
 COUNTS = [(1, 1, 1), (2, 2, 2), (1, 1, 1, 1, 1), (4, 1, 2), (1, 3)]
@@ -86,7 +86,7 @@ def one_task(look, learner, support):
 
 
 def subject_and_bench(tmp_path, name="leo", **changes):
-    return make_subject(tmp_path, Structure(**{"learner": name, "dim": DIM, "way": 3, **SIZES, **changes}))
+    return make_candidate(tmp_path, Structure(**{"learner": name, "dim": DIM, "way": 3, **SIZES, **changes}))
 
 
 # The spectrum of softmax regression
@@ -95,7 +95,7 @@ def subject_and_bench(tmp_path, name="leo", **changes):
 @functools.cache
 def linear_case(counts, padding=0):
     """A batch, weights, and the eigenvalues of the Hessian of its support loss; in double precision."""
-    batch, network = make_batch(counts=counts), linear(DIM)
+    batch, network = make_batch(counts=counts), linear_network(DIM)
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(len(counts), DIM)))
     batch = pad(batch, padding) if padding else batch
 
@@ -233,13 +233,13 @@ def test_linear_classifiers_need_no_hessian():
 )
 def test_measured_tasks_are_those_of_evaluation(tmp_path, changes):
     """Also behind a tail, whose features the loss is one of."""
-    subject, bench = subject_and_bench(tmp_path, **changes)
+    candidate, suite = subject_and_bench(tmp_path, **changes)
     heard = []
-    found = measure_curvature(subject, bench, "test", 5, 3, heard.append)
+    found = measure_curvature(candidate, suite, "test", 5, 3, heard.append)
     assert found.sizes == {"theta": 24, "z": 12}
     assert heard == sorted(heard)
     assert heard[-1] == 3
-    learner, tasks = subject.learner, bench.tasks(subject, "test")
+    learner, tasks = candidate.learner, suite.tasks(candidate, "test")
     episodes = Episodes.over(make_metaset().subset("test"), 3, 2, None, tasks.rows)
     inner = learner.learner if changes else learner
 
@@ -272,22 +272,22 @@ def test_measured_tasks_are_those_of_evaluation(tmp_path, changes):
 @pytest.mark.slow
 def test_whole_hessians_in_theta_are_for_few_tasks_or_none(tmp_path, monkeypatch):
     monkeypatch.setattr(curvature, "WHOLE_TASKS", 2)
-    subject, bench = subject_and_bench(tmp_path, network="mlp", hidden=2, layers=2, **FEW)
+    candidate, suite = subject_and_bench(tmp_path, network="mlp", hidden=2, layers=2, **FEW)
     heard = []
-    found = measure_curvature(subject, bench, "test", 0, 3, heard.append)
+    found = measure_curvature(candidate, suite, "test", 0, 3, heard.append)
     numbers = 3 * (2 * 8 + 2 + 2 + 1)
     assert found.sizes == {"theta": numbers, "z": 12}
     assert {space: held["after"].shape for space, held in found.values.items()} == {"z": (3, 12), "theta": (2, numbers)}
     assert heard[-1] == 3
     monkeypatch.setattr(curvature, "LARGEST", numbers - 1)
-    found = measure_curvature(subject, bench, "test", 0, 3)
+    found = measure_curvature(candidate, suite, "test", 0, 3)
     assert list(found.values) == ["z"]
     assert found.sizes["theta"] == numbers
 
 
 def test_learners_without_steps_are_refused(tmp_path):
-    subject, bench = subject_and_bench(tmp_path, "prototypical")
-    said = message(lambda: measure_curvature(subject, bench, "test", 0, 3))
+    candidate, suite = subject_and_bench(tmp_path, "prototypical")
+    said = message(lambda: measure_curvature(candidate, suite, "test", 0, 3))
     assert "prototypical" in said
     assert "no gradient steps" in said
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import special, stats
 
 from helpers.marks import by_default
-from helpers.small import DIM, make_batch, make_metaset, make_subject
+from helpers.small import DIM, make_batch, make_candidate, make_metaset
 from metaleo.analysis.uncertainty import (
     LEVELS,
     SHARES,
@@ -29,11 +29,11 @@ from metaleo.analysis.uncertainty import (
     over_groups,
     reliability,
 )
-from metaleo.config import Structure
-from metaleo.data.rows import place
-from metaleo.evaluation import evaluate, summarise, task_key
+from metaleo.evaluation.evaluate import score_learner, summarise, task_key
+from metaleo.learners.registry import Structure
 from metaleo.tasks import Batch, Episodes, Task
-from metaleo.tasks.functions import SinesAndLines
+from metaleo.tasks.episodes import place_rows
+from metaleo.tasks.sines_and_lines import SinesAndLines
 from metaleo.tasks.task import key_apart
 
 SIZES = {"latent": 4, "latent_steps": 1, "finetune_steps": 1, "latent_step_size": 0.5, "finetune_step_size": 0.3}
@@ -45,7 +45,7 @@ FUNCTIONS = {
     "codes": "task",
     "noise": 0.3,
     "width": 5,
-    "limit": 1.0,
+    "max_grad_norm": 1.0,
 }
 SAMPLES = 4
 
@@ -74,7 +74,7 @@ def random_answers(tasks=23, query=8, seed=0):
 
 def subject_and_bench(tmp_path, name="leo", **changes):
     structure = Structure(**{"learner": name, "dim": DIM, "way": 3, **SIZES, **changes})
-    return make_subject(tmp_path, structure, uneven(), 3 if structure.noise else 2)
+    return make_candidate(tmp_path, structure, uneven(), 3 if structure.noise else 2)
 
 
 def uneven():
@@ -268,12 +268,12 @@ def test_all_right_or_all_wrong_is_no_error(right):
 
 def test_answers_of_the_means_are_those_of_evaluation(tmp_path):
     """Accuracy of each task, and calibration, on the same tasks; classes run out, so some queries are padding."""
-    subject, bench = subject_and_bench(tmp_path)
+    candidate, suite = subject_and_bench(tmp_path)
     heard = []
-    found = ask(subject, bench, "test", 3, 23, heard.append, samples=SAMPLES)
+    found = ask(candidate, suite, "test", 3, 23, heard.append, samples=SAMPLES)
     assert heard == [20, 23]
     episodes = Episodes.over(uneven().subset("test"), 3, 2, None)
-    scores = evaluate(subject.learner, episodes, 3, 23)
+    scores = score_learner(candidate.learner, episodes, 3, 23)
     answers = found["means"]
     assert not answers.present.all()
     np.testing.assert_allclose(
@@ -291,11 +291,11 @@ def test_answers_of_the_means_are_those_of_evaluation(tmp_path):
     "changes", [{}, pytest.param({"tail": (2, 2, 2, 8)}, marks=pytest.mark.slow)], ids=["plain", "joint"]
 )
 def test_samples_are_adaptations_with_keys_of_their_own(tmp_path, changes):
-    subject, bench = subject_and_bench(tmp_path, **changes)
-    learner, index = subject.learner, 2
-    found = ask(subject, bench, "test", 3, 4, samples=SAMPLES)["samples"]
+    candidate, suite = subject_and_bench(tmp_path, **changes)
+    learner, index = candidate.learner, 2
+    found = ask(candidate, suite, "test", 3, 4, samples=SAMPLES)["samples"]
     own = jax.random.fold_in(task_key(3), index)
-    episodes = Episodes.over(uneven().subset("test"), 3, 2, None, place(uneven(), normalised=not changes))
+    episodes = Episodes.over(uneven().subset("test"), 3, 2, None, place_rows(uneven(), normalised=not changes))
     task = jax.jit(lambda key: episodes.sample(key))(own)
 
     @jax.jit
@@ -316,8 +316,8 @@ def test_samples_are_adaptations_with_keys_of_their_own(tmp_path, changes):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", by_default(["meta-sgd"], ["leo-deterministic", "meta-sgd", "nearest-centroid"]))
 def test_who_has_nothing_to_draw_has_no_samples(tmp_path, name):
-    subject, bench = subject_and_bench(tmp_path, name)
-    found = ask(subject, bench, "test", 0, 3, samples=SAMPLES, query=3)
+    candidate, suite = subject_and_bench(tmp_path, name)
+    found = ask(candidate, suite, "test", 0, 3, samples=SAMPLES, query=3)
     assert list(found) == ["means"]
     assert found["means"].disagreement is None
     assert found["means"].correct.shape == (3, 9)
@@ -330,10 +330,10 @@ def test_who_has_nothing_to_draw_has_no_samples(tmp_path, name):
 @pytest.mark.slow
 def test_functions_by_hand(tmp_path):
     """Error of the mean against the curve, spread, and coverage by the quantiles of functions and noise."""
-    subject, bench = subject_and_bench(tmp_path, **FUNCTIONS)
-    found = ask_for_functions(subject, bench, "test", 5, 3, samples=SAMPLES)
+    candidate, suite = subject_and_bench(tmp_path, **FUNCTIONS)
+    found = ask_for_functions(candidate, suite, "test", 5, 3, samples=SAMPLES)
     assert found.coverage.shape == (3, len(LEVELS)) == (3, 19)
-    tasks, learner = SinesAndLines(3, 100), subject.learner
+    tasks, learner = SinesAndLines(3, 100), candidate.learner
 
     @jax.jit
     def draw(own):

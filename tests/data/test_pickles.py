@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from helpers.small import message
-from metaleo.data import load
-from metaleo.data.pickles import read_file
+from metaleo.data import load_data
+from metaleo.data.safe_unpickling import read_file
 
 # A small assembler of pickles.
 
@@ -112,7 +112,7 @@ def test_pickles_of_python_2(tmp_path):
             )
         )
 
-    assert_authors_layout(load(write_folder(tmp_path, dump)))
+    assert_authors_layout(load_data(write_folder(tmp_path, dump)))
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -123,7 +123,7 @@ def test_pickles_of_python_3(tmp_path, protocol, key_type):
         keys = np.array(keys) if isinstance(keys[0], np.generic) else keys
         return pickle.dumps(fields | {"keys": keys}, protocol)
 
-    assert_authors_layout(load(write_folder(tmp_path, dump)))
+    assert_authors_layout(load_data(write_folder(tmp_path, dump)))
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float16, ">f4"])
@@ -131,11 +131,11 @@ def test_other_numbers_and_orders(tmp_path, kind):
     def dump(fields):
         return pickle.dumps(fields | {"embeddings": np.asfortranarray(fields["embeddings"]).astype(kind)}, 2)
 
-    assert_authors_layout(load(write_folder(tmp_path, dump)))
+    assert_authors_layout(load_data(write_folder(tmp_path, dump)))
 
 
 def test_train_and_val_together(tmp_path):
-    metaset = load(write_folder(tmp_path, pickle_as_authors)).subset("train+val")
+    metaset = load_data(write_folder(tmp_path, pickle_as_authors)).subset("train+val")
     assert metaset.class_names == ("n01", "n02", "n03")
     assert metaset.splits == ("train", "train", "val")
     np.testing.assert_array_equal(metaset.read(metaset.rows)[:, 1], np.repeat([1, 2, 3], 3))
@@ -148,20 +148,20 @@ def pickle_as_authors(fields) -> bytes:
 def test_missing_split(tmp_path):
     write_folder(tmp_path, pickle_as_authors)
     (tmp_path / "val_embeddings.pkl").unlink()
-    assert "has no val_embeddings.pkl" in message(lambda: load(tmp_path))
+    assert "has no val_embeddings.pkl" in message(lambda: load_data(tmp_path))
 
 
 def test_class_in_two_files(tmp_path):
     write_folder(tmp_path, pickle_as_authors)
     (tmp_path / "val_embeddings.pkl").write_bytes(pickle_as_authors(content("train")))
-    assert "class n01 is in two splits, train and val" in message(lambda: load(tmp_path))
+    assert "class n01 is in two splits, train and val" in message(lambda: load_data(tmp_path))
 
 
 def test_files_of_different_sizes(tmp_path):
     write_folder(tmp_path, pickle_as_authors)
     wide = content("val") | {"embeddings": np.ones((3, 7), np.float32)}
     (tmp_path / "val_embeddings.pkl").write_bytes(pickle_as_authors(wide))
-    assert "different sizes" in message(lambda: load(tmp_path))
+    assert "different sizes" in message(lambda: load_data(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -302,6 +302,6 @@ def test_fields_outside_of_the_array(tmp_path):
     path = tmp_path / "train_embeddings.pkl"
     keys = b"](" + py2_string(b"1-a-a_1") + py2_string(b"2-b-b_1") + b"e"
     path.write_bytes(pickled(mapping(keys=keys, embeddings=array(outside, b"x" * 16, 2))))
-    program = f"import pathlib, metaleo.data.pickles as p; p.read_file(pathlib.Path({str(path)!r}))"
+    program = f"import pathlib, metaleo.data.safe_unpickling as p; p.read_file(pathlib.Path({str(path)!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "BadInput" in done.stderr, f"it ended with {done.returncode}"

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from metaleo.data import MetaSet, load, save
-from metaleo.data.rows import DeviceRows, HostRows, normalise, place
+from metaleo.data import MetaSet, load_data, save_data
 from metaleo.tasks import Episodes
+from metaleo.tasks.episodes import DeviceRows, HostRows, place_rows
+from metaleo.tasks.task import normalise
 
 
 def some_metaset(scale=None) -> MetaSet:
@@ -29,8 +30,8 @@ def metaset(request, tmp_path) -> MetaSet:
     if request.param == "quantised":
         return some_metaset(scale=np.array([1, 0.5, 2, 0.1, 3], np.float32))
     path = tmp_path / f"features.{request.param}"
-    save(some_metaset(), path)
-    loaded = load(path)
+    save_data(some_metaset(), path)
+    loaded = load_data(path)
     assert isinstance(loaded.features, np.memmap)
     return loaded
 
@@ -57,7 +58,7 @@ def test_normalise_keeps_zeros_and_their_gradient_finite():
 
 @pytest.mark.parametrize("on_device", [True, False])
 def test_take(metaset, on_device):
-    rows = place(metaset, on_device)
+    rows = place_rows(metaset, on_device)
     assert isinstance(rows, DeviceRows if on_device else HostRows)
     assert rows.dim == 5
     index = jnp.array([[47, 0, 3], [3, 3, 12]])
@@ -68,7 +69,7 @@ def test_take(metaset, on_device):
 def test_take_inside_transformations(on_device):
     """Every row by its number: compiled, mapped over, scanned over, and all at once."""
     metaset = some_metaset()
-    rows, index = place(metaset, on_device), jnp.arange(48)[::-1]
+    rows, index = place_rows(metaset, on_device), jnp.arange(48)[::-1]
     wanted = expected(metaset)[::-1]
 
     def scan(index):
@@ -88,19 +89,21 @@ def test_rows_may_be_an_argument_of_compiled_code():
     metaset = some_metaset()
     take = jax.jit(lambda rows, index: rows.take(index))
     index = jnp.array([5, 7])
-    np.testing.assert_allclose(take(place(metaset, True), index), take(place(metaset, False), index), atol=1e-6)
+    np.testing.assert_allclose(
+        take(place_rows(metaset, True), index), take(place_rows(metaset, False), index), atol=1e-6
+    )
 
 
 def test_small_data_go_to_the_device():
-    assert isinstance(place(some_metaset()), DeviceRows)
+    assert isinstance(place_rows(some_metaset()), DeviceRows)
 
 
 def test_the_same_tasks_from_device_and_host(tmp_path):
-    save(some_metaset(), tmp_path / "features.npz")
-    metaset = load(tmp_path / "features.npz")
+    save_data(some_metaset(), tmp_path / "features.npz")
+    metaset = load_data(tmp_path / "features.npz")
     assert isinstance(metaset.features, np.memmap)
     on_device, on_host = (
-        Episodes.over(metaset.subset("train"), 3, 2, None, place(metaset, where)) for where in (True, False)
+        Episodes.over(metaset.subset("train"), 3, 2, None, place_rows(metaset, where)) for where in (True, False)
     )
 
     def both(key):
@@ -119,7 +122,7 @@ def large_file(tmp_path):
     """20 MB: 200 classes of 100 images."""
     features = np.ones((200, 100, 250), np.float32)
     names, splits = tuple(map(str, range(200))), ("train",) * 200
-    save(MetaSet.from_classes(features, names, splits), tmp_path / "features.safetensors")
+    save_data(MetaSet.from_classes(features, names, splits), tmp_path / "features.safetensors")
     return tmp_path / "features.safetensors"
 
 
@@ -135,16 +138,16 @@ def traced_bytes(function) -> int:
 
 @pytest.mark.parametrize("on_device", [True, False])
 def test_memory_is_bounded_however_large_the_file(large_file, on_device):
-    place(load(large_file), on_device)  # what is compiled and imported is not counted
+    place_rows(load_data(large_file), on_device)  # what is compiled and imported is not counted
     size = large_file.stat().st_size
     assert size > 20e6
-    assert traced_bytes(lambda: place(load(large_file), on_device)) < size / 5
+    assert traced_bytes(lambda: place_rows(load_data(large_file), on_device)) < size / 5
 
 
 def test_a_task_reads_its_own_rows_only(monkeypatch):
     """Rows left on the host: as many are read as the tasks have examples."""
     metaset, read = some_metaset(), []
-    episodes = Episodes.over(metaset.subset("train"), 3, 1, 2, place(metaset, False))
+    episodes = Episodes.over(metaset.subset("train"), 3, 1, 2, place_rows(metaset, False))
     actual = MetaSet.read
     monkeypatch.setattr(MetaSet, "read", lambda self, rows: read.append(rows) or actual(self, rows))
     keys = jax.random.split(jax.random.key(0), 4)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from helpers.small import DIM, make_metaset, message
-from metaleo.data import load, save
-from metaleo.data.splitting import FEW, advice, check_enough, split_classes, split_names
+from metaleo.data import load_data, save_data
+from metaleo.data.splits import FEWEST_CLASSES, advice, check_enough, split_classes, split_names
 from metaleo.data.tables import Table, to_metaset
 
 
@@ -25,7 +25,7 @@ def test_every_split_has_a_few_classes_and_train_the_most():
     for count in range(3, 120):
         train, val, test = counted(split_classes(count))
         assert train + val + test == count
-        assert min(val, test) >= min(FEW, count // 3)
+        assert min(val, test) >= min(FEWEST_CLASSES, count // 3)
         assert train >= max(val, test)
 
 
@@ -59,8 +59,8 @@ def test_advice():
 def test_too_few_classes_are_refused_with_a_way_out():
     check_enough(make_metaset((5, 5, 1)), 5)
     told = message(lambda: check_enough(make_metaset((20, 3, 5)), 5))
-    assert "5-way tasks need 5 train and 5 val classes, and there are 20 and 3: try --way 3, or adapt" in told
-    assert "there are 2 and 5: try --way 2" in message(lambda: check_enough(make_metaset((2, 5, 5)), 5))
+    assert "5-way tasks need 5 train and 5 val classes, and there are 20 and 3: try way=3, or adapt" in told
+    assert "there are 2 and 5: try way=2" in message(lambda: check_enough(make_metaset((2, 5, 5)), 5))
     assert "--way" not in message(lambda: check_enough(make_metaset((20, 1, 5)), 5))
 
 
@@ -85,20 +85,20 @@ def assigned(metaset):
 
 def test_a_table_without_splits_is_split_in_the_same_way_every_time(tmp_path):
     """Whatever the order of its rows."""
-    one, other = (load(write_csv(tmp_path / f"{seed}.csv", LABELS, seed=seed)) for seed in (0, 1))
-    assert assigned(one) == assigned(other) == assigned(load(tmp_path / "0.csv"))
+    one, other = (load_data(write_csv(tmp_path / f"{seed}.csv", LABELS, seed=seed)) for seed in (0, 1))
+    assert assigned(one) == assigned(other) == assigned(load_data(tmp_path / "0.csv"))
     assert list(assigned(one).values()) == split_classes(12)
     assert one.counts.tolist() == [3] * 12
 
 
 def test_the_column_split_holds(tmp_path):
     wanted = {label: ("test", "train", "val")[int(label[-2:]) % 3] for label in LABELS}
-    metaset = load(write_csv(tmp_path / "mine.csv", LABELS, [wanted[label] for label in LABELS]))
+    metaset = load_data(write_csv(tmp_path / "mine.csv", LABELS, [wanted[label] for label in LABELS]))
     assert assigned(metaset) == wanted
 
 
 def test_vectors_stay_with_their_labels(tmp_path):
-    metaset = load(write_csv(tmp_path / "mine.csv", LABELS))
+    metaset = load_data(write_csv(tmp_path / "mine.csv", LABELS))
     for index, start in enumerate(metaset.starts):
         own = metaset.read(metaset.rows[start : start + 3])
         assert sorted(own[:, 0].tolist()) == [index, index + 12, index + 24]
@@ -110,19 +110,19 @@ def test_seed_and_shares_of_a_table():
 
 
 def test_a_table_of_two_classes_cannot_be_trained_on(tmp_path):
-    assert "2 classes cannot be split" in message(lambda: load(write_csv(tmp_path / "a.csv", ["x", "y"])))
+    assert "2 classes cannot be split" in message(lambda: load_data(write_csv(tmp_path / "a.csv", ["x", "y"])))
 
 
 def test_a_class_in_two_splits_of_a_table(tmp_path):
     path = write_csv(tmp_path / "a.csv", ["x", "x", "y"], ["train", "val", "test"])
-    assert "class x is in two splits" in message(lambda: load(path))
+    assert "class x is in two splits" in message(lambda: load_data(path))
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 def test_a_table_made_into_a_feature_file_is_the_same_data(tmp_path, suffix):
-    metaset = load(write_csv(tmp_path / "mine.csv", LABELS))
-    save(metaset, tmp_path / f"mine.{suffix}")
-    again = load(tmp_path / f"mine.{suffix}")
+    metaset = load_data(write_csv(tmp_path / "mine.csv", LABELS))
+    save_data(metaset, tmp_path / f"mine.{suffix}")
+    again = load_data(tmp_path / f"mine.{suffix}")
     assert assigned(again) == assigned(metaset)
     np.testing.assert_array_equal(again.read(again.rows), metaset.read(metaset.rows))
 
@@ -140,7 +140,7 @@ def test_the_same_classes_are_split_in_the_same_way_in_every_file(tmp_path):
     (tmp_path / "t.csv").write_text(
         "label,a,b\n" + "".join(f"{one},{a},{b}\n" for one, (a, b) in zip(labels, rows, strict=True))
     )
-    found = [load(tmp_path / name) for name in ("flat.npz", "dense.npz", "named.npz", "t.csv")]
+    found = [load_data(tmp_path / name) for name in ("flat.npz", "dense.npz", "named.npz", "t.csv")]
     splits = [dict(zip(one.class_names, one.splits, strict=True)) for one in found]
     assert (
         splits[0] == splits[1] == splits[2] == splits[3] == dict(zip(names, split_names(names.tolist()), strict=True))

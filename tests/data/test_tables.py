@@ -12,7 +12,8 @@ import safetensors.numpy
 
 from helpers.small import message
 from helpers.tables import write_dataset
-from metaleo.data.tables import Table, as_label, is_table, read_table, to_metaset
+from metaleo.data.feature_files import read_table
+from metaleo.data.tables import Table, as_label, is_table, to_metaset
 
 VECTORS = np.array([[0.5, -1, 2], [1, 0, 3], [-2, 4, 0.25], [8, 1, 1]], np.float32)
 LABELS = ["ant", "bee", "ant", "cat"]

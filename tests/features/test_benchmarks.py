@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from helpers.small import message
-from metaleo.features import benchmarks
-from metaleo.features.benchmarks import BENCHMARKS, rows_of
-from metaleo.features.images import open_images, pack
+from metaleo.features import datasets as benchmarks
+from metaleo.features.datasets import DATASETS, open_images, rows_of
+from metaleo.features.images import pack
 from metaleo.features.pickled import read_pickle
 
 SPLITS = ("train", "val", "test")
@@ -36,8 +36,8 @@ def small(monkeypatch):
     def shrink(name, listed, column, images, rows):
         counts = Counter(row[column] for row in rows)
         sizes = tuple(counts[split] for split in SPLITS)
-        changed = dataclasses.replace(BENCHMARKS[name], classes=sizes, images=tuple(images * size for size in sizes))
-        monkeypatch.setitem(BENCHMARKS, name, changed)
+        changed = dataclasses.replace(DATASETS[name], classes=sizes, images=tuple(images * size for size in sizes))
+        monkeypatch.setitem(DATASETS, name, changed)
         lists = {listed: rows}
         monkeypatch.setattr(benchmarks, "rows_of", lambda asked: lists[asked])
 
@@ -60,7 +60,7 @@ def test_tieredimagenet_list():
     categories = {split: {row["category"] for row in rows if row["split"] == split} for split in SPLITS}
     assert [len(categories[split]) for split in SPLITS] == [20, 6, 8]
     assert len(set.union(*categories.values())) == 34
-    assert sum(BENCHMARKS["tieredimagenet"].images) == 779_165
+    assert sum(DATASETS["tieredimagenet"].images) == 779_165
 
 
 def test_cifar_lists():
@@ -83,19 +83,19 @@ def test_omniglot_list():
     assert len({row["alphabet"] for row in rows}) == 50
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", DATASETS)
 def test_published_counts(name):
-    benchmark = BENCHMARKS[name]
+    benchmark = DATASETS[name]
     if benchmark.even:
         each = {total / ways for total, ways in zip(benchmark.images, benchmark.classes, strict=True)}
         assert each == {20 if "omniglot" in name else 600}
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", DATASETS)
 def test_what_is_missing_and_where_to_get_it(tmp_path, name):
     text = message(lambda: open_images(f"{name}:{tmp_path}"))
     assert text.startswith(f"{name}: {tmp_path} has ")
-    assert BENCHMARKS[name].advice in text
+    assert DATASETS[name].advice in text
     assert "is not a folder" in message(lambda: open_images(f"{name}:{tmp_path / 'x'}"))
 
 
@@ -478,8 +478,8 @@ def omniglot(monkeypatch, tmp_path):
     monkeypatch.setattr(benchmarks, "rows_of", lambda asked: OMNIGLOT)
     monkeypatch.setattr(benchmarks, "LAKE_VALIDATION", 1)
     for name, sizes in {"omniglot": (3, 1, 2), "omniglot-lake": (2, 1, 3)}.items():
-        changed = dataclasses.replace(BENCHMARKS[name], classes=sizes, images=tuple(2 * size for size in sizes))
-        monkeypatch.setitem(BENCHMARKS, name, changed)
+        changed = dataclasses.replace(DATASETS[name], classes=sizes, images=tuple(2 * size for size in sizes))
+        monkeypatch.setitem(DATASETS, name, changed)
     drawing = np.full((105, 105), True)
     drawing[:15] = False
     for part, characters in {"background": ("A/1", "A/2", "B/1"), "evaluation": ("C/1", "C/2", "C/3")}.items():

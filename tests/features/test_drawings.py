@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from metaleo.checkpoint import load_model
-from metaleo.data.rows import normalise
+from metaleo.checkpoints import load_model
 from metaleo.errors import BadInput
-from metaleo.examples import read_examples
+from metaleo.estimators.examples import read_examples
+from metaleo.features.backbone_files import load_backbone
+from metaleo.features.datasets import open_images
 from metaleo.features.drawings import SHARE, framed, from_picture, rasterise
 from metaleo.features.embed import embed_slab
-from metaleo.features.images import open_images
-from metaleo.features.networks import load_network
-from metaleo.tasks.task import labelled
+from metaleo.tasks.task import labelled, normalise
 
 HELD_OUT = json.loads((Path(__file__).parent.parent / "data/held-out-strokes.json").read_text())
 MODELS = Path(str(importlib.resources.files("metaleo") / "models"))
@@ -115,7 +114,7 @@ def test_strokes_look_like_the_scanned_drawing():
 @pytest.mark.slow
 def test_drawings_of_unseen_alphabets_are_named():
     """5-way 1-shot, from strokes to names; neither network nor LEO has learned from these two alphabets."""
-    network, leo = load_network(MODELS / "omniglot-network.safetensors"), load_model(MODELS / "omniglot.safetensors")
+    network, leo = load_backbone(MODELS / "omniglot-network.safetensors"), load_model(MODELS / "omniglot.safetensors")
     images = np.stack([rasterise(drawing) for drawings in HELD_OUT.values() for drawing in drawings])
     taps = ((network.architecture.layer, "rectified"),)
     (rows,) = embed_slab(network, images, jax.random.key(0), taps, "multi")
@@ -155,7 +154,7 @@ def test_pictures_in_folders_go_where_strokes_go(tmp_path):
         folder.mkdir()
         Image.fromarray(picture(strokes, 255, 0)[..., 0]).convert("RGB").save(folder / "one.jpg")
     table = read_examples(tmp_path, "omniglot", "multi")
-    network = load_network(Path("omniglot"))
+    network = load_backbone(Path("omniglot"))
     drawn = np.stack([rasterise(strokes) for strokes in letters.values()])
     (vectors,) = embed_slab(network, drawn, jax.random.key(0), ((4, "rectified"),), "multi")
     likeness = np.asarray(normalise(table.vectors)) @ np.asarray(normalise(vectors.astype(np.float32))).T

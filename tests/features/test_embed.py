@@ -8,12 +8,12 @@ import pytest
 import safetensors
 
 from helpers.images import CONV4, make_images
-from metaleo import data
 from metaleo.cli import main
+from metaleo.data import load_data
 from metaleo.errors import BadInput
 from metaleo.features import embed as embedding
+from metaleo.features.backbone_files import BackboneFile, TrainedBackbone, blank, save_backbone
 from metaleo.features.embed import Export, embed, embed_batch, embed_slab
-from metaleo.features.networks import NetworkFile, Trained, blank, save_network
 from metaleo.features.pretrain import split_training
 
 TAP = ((4, "rectified"),)
@@ -25,11 +25,11 @@ def file():
     random = np.random.default_rng(0)
     trained = jax.tree.map(lambda leaf: leaf + 0.3 * random.random(leaf.shape).astype(np.float32), blank(CONV4))
     header = {"config": {"hold_out": 0.25, "seed": 3}, "classes": [f"class{i}" for i in range(4)]}
-    return NetworkFile(Trained(*trained), CONV4, header)
+    return BackboneFile(TrainedBackbone(*trained), CONV4, header)
 
 
 def features_of(path):
-    metaset = data.load(path)
+    metaset = load_data(path)
     return metaset.read(slice(None)), metaset
 
 
@@ -50,7 +50,7 @@ def test_export_is_deterministic_and_reads_as_features(file, tmp_path):
     assert write(images, file, export, tmp_path / "one.safetensors") == len(images) + 48
     write(images, file, export, tmp_path / "two.safetensors")
     assert contents(tmp_path / "one.safetensors") == contents(tmp_path / "two.safetensors")
-    metaset = data.load(tmp_path / "one.safetensors")
+    metaset = load_data(tmp_path / "one.safetensors")
     assert metaset.splits == images.splits
     assert metaset.class_names == images.class_names
     assert list(metaset.counts) == [24] * 4 + [12] * 10  # a random view more of each training image
@@ -198,7 +198,7 @@ def test_the_command(file, tmp_path, capsys):
         (photos / images.class_names[label]).mkdir(parents=True, exist_ok=True)
         Image.fromarray(images.pixels[row]).save(photos / images.class_names[label] / f"{row}.png")
     (photos / "class0" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    save_network(tmp_path / "network.safetensors", file.trained, CONV4, {"image_side": 18})
+    save_backbone(tmp_path / "network.safetensors", file.trained, CONV4, {"image_side": 18})
     out = tmp_path / "features.safetensors"
     arguments = ["embed", str(tmp_path / "network.safetensors"), "--images", str(photos), "--out", str(out)]
     main([*arguments, "--json"])
@@ -218,7 +218,7 @@ def test_the_command(file, tmp_path, capsys):
 
 
 def test_a_network_that_does_not_say_what_it_was_trained_on(file, tmp_path, capsys):
-    save_network(tmp_path / "network.safetensors", file.trained, CONV4, {})
+    save_backbone(tmp_path / "network.safetensors", file.trained, CONV4, {})
     with pytest.raises(SystemExit):
         main(["embed", str(tmp_path / "network.safetensors")])
     assert "--images is needed" in capsys.readouterr().err

@@ -14,7 +14,8 @@ from helpers.disks import files_no_larger_than
 from helpers.small import message
 from metaleo.cli.pack import Pack
 from metaleo.features import images as module
-from metaleo.features.images import ImageFiles, TurnedImages, check_classes, decode, open_images, pack
+from metaleo.features.datasets import open_images
+from metaleo.features.images import ImageFiles, TurnedImages, check_image_classes, decode, pack
 
 SIDE = 8
 ORANGE = (250, 120, 10)
@@ -259,8 +260,8 @@ def test_a_class_with_one_image(tmp_path):
     class_folders(tmp_path, ["a"], 2)
     class_folders(tmp_path, ["lonely"], 1)
     images = open_images(tmp_path)
-    check_classes(images, 1)
-    assert message(lambda: check_classes(images, 2)) == "class lonely has 1 image; at least 2 are needed"
+    check_image_classes(images, 1)
+    assert message(lambda: check_image_classes(images, 2)) == "class lonely has 1 image; at least 2 are needed"
 
 
 @pytest.mark.parametrize("source", ["nowhere", "nowhere.csv", "imagenet21k:x", "README.md"])

@@ -9,7 +9,7 @@ import pytest
 
 from metaleo.errors import BadInput
 from metaleo.features.backbone import Moments, Norm, Pass, pool
-from metaleo.features.networks import Trained, blank, load_network, save_network
+from metaleo.features.backbone_files import TrainedBackbone, blank, load_backbone, save_backbone
 from metaleo.features.pretrain import Classifier
 from metaleo.features.recipes import ARCHITECTURES, Architecture, find_architecture, second_of_third_group
 from metaleo.features.wrn import Block, WideResNet
@@ -124,13 +124,13 @@ def test_a_norm_in_bfloat16_keeps_its_moments_in_float32():
 
 
 def test_dropout_keeps_the_expectation_and_the_share():
-    through = Pass(key=jax.random.key(0), keep=0.5)
+    through = Pass(key=jax.random.key(0), keep_prob=0.5)
     values = through.dropout(jnp.ones((8, 16, 16, 6)))  # six channels: not a multiple of the four draws of a word
     assert set(np.unique(values)) == {0.0, 2.0}
     assert abs(float(values.mean()) - 1) < 0.03
     assert not np.array_equal(values, through.dropout(jnp.ones((8, 16, 16, 6))))
     plain = jnp.ones((1, 2, 2, 3))
-    assert Pass(keep=0.5).dropout(plain) is plain  # no key: evaluation
+    assert Pass(keep_prob=0.5).dropout(plain) is plain  # no key: evaluation
 
 
 def test_mixing_pairs_the_two_ends_of_a_batch():
@@ -151,10 +151,10 @@ def test_a_conv4_halves_four_times():
 
 def test_network_files_come_back_as_they_were(tmp_path):
     trained = blank(SMALL)
-    trained = Trained(trained.backbone, [Moments(m.mean + 1, m.variance * 2) for m in trained.moments])
-    save_network(tmp_path / "network.safetensors", trained, SMALL, {"classes": ["a", "b"]})
+    trained = TrainedBackbone(trained.backbone, [Moments(m.mean + 1, m.variance * 2) for m in trained.moments])
+    save_backbone(tmp_path / "network.safetensors", trained, SMALL, {"classes": ["a", "b"]})
     for place in (tmp_path, tmp_path / "network.safetensors"):
-        file = load_network(place)
+        file = load_backbone(place)
         assert file.architecture == SMALL
         assert file.header["classes"] == ["a", "b"]
         jax.tree.map(np.testing.assert_array_equal, file.trained, trained)
@@ -162,12 +162,12 @@ def test_network_files_come_back_as_they_were(tmp_path):
 
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(BadInput, match="does not exist"):
-        load_network(tmp_path / "network.safetensors")
-    save_network(tmp_path / "network.safetensors", blank(SMALL), dataclasses.replace(SMALL, width=2), {})
+        load_backbone(tmp_path / "network.safetensors")
+    save_backbone(tmp_path / "network.safetensors", blank(SMALL), dataclasses.replace(SMALL, width=2), {})
     with pytest.raises(BadInput, match="does not fit"):
-        load_network(tmp_path)
+        load_backbone(tmp_path)
     (tmp_path / "network.safetensors").write_bytes(b"half")
     with pytest.raises(BadInput, match="truncated"):
-        load_network(tmp_path)
+        load_backbone(tmp_path)
     with pytest.raises(BadInput, match="unknown network 'resnet'; known are wrn-28-10"):
         find_architecture("resnet")

@@ -11,15 +11,15 @@ import pytest
 from PIL import Image
 
 from helpers.images import CONV4, make_images
+from metaleo._io.run_log import read_metrics
 from metaleo.cli import main
-from metaleo.errors import BadInput
-from metaleo.features.networks import load_network
+from metaleo.errors import BadInput, Interrupted
+from metaleo.features.backbone_files import load_backbone
 from metaleo.features.pretrain import Batches, Pretraining, ahead, dials, split_training
+from metaleo.features.pretrain_run import PretrainConfig, PretrainRun
 from metaleo.features.recipes import RECIPES, Recipe, find_recipe
-from metaleo.features.run import PretrainConfig, PretrainRun
-from metaleo.journal import Interrupted, read_metrics
 
-QUICK = Recipe("for tests", batch=16, steps=12, keep=0.8, mixup=1.0, rotation=1.0, smoothing=0.1, average=0.9)
+QUICK = Recipe("for tests", batch=16, steps=12, keep_prob=0.8, mixup=1.0, rotation=1.0, smoothing=0.1, average=0.9)
 
 
 def make_run(folder, images=None, recipe=QUICK, reports=2, **changes):
@@ -58,12 +58,12 @@ def test_a_resumed_run_ends_with_the_same_weights(left_alone, tmp_path):
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [6, 12]
     ours, theirs = (read_metrics(place / "metrics.jsonl")[-1] for place in (tmp_path, left_alone[0].folder))
     assert ours | {"images_per_second": 0} == theirs | {"images_per_second": 0}
-    networks = [load_network(place).trained for place in (tmp_path, left_alone[0].folder)]
+    networks = [load_backbone(place).trained for place in (tmp_path, left_alone[0].folder)]
     assert_same(*networks)
 
 
 def test_a_signal_saves_between_two_reports(left_alone, tmp_path, monkeypatch):
-    monkeypatch.setattr("metaleo.features.run.LOOK", 4)
+    monkeypatch.setattr("metaleo.features.pretrain_run.LOOK", 4)
     run = make_run(tmp_path)
 
     def interrupt(step, rate):
@@ -78,7 +78,7 @@ def test_a_signal_saves_between_two_reports(left_alone, tmp_path, monkeypatch):
 
 
 def test_streamed_images_give_the_same_weights(left_alone, tmp_path, monkeypatch):
-    monkeypatch.setattr("metaleo.features.run.memory_bytes", lambda: 0)
+    monkeypatch.setattr("metaleo.features.pretrain_run.memory_bytes", lambda: 0)
     run = make_run(tmp_path)
     assert run.batches().resident is None
     assert_same(train(run), left_alone[1])
@@ -86,7 +86,7 @@ def test_streamed_images_give_the_same_weights(left_alone, tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_it_learns_colours(tmp_path):
-    recipe = Recipe("for tests", batch=16, steps=60, learning_rate=0.05, drops=(), keep=1.0, colours=0.0)
+    recipe = Recipe("for tests", batch=16, steps=60, learning_rate=0.05, drops=(), keep_prob=1.0, colours=0.0)
     run = make_run(tmp_path, recipe=recipe, hold_out=0.25)
     train(run)
     last = read_metrics(tmp_path / "metrics.jsonl")[-1]
@@ -110,7 +110,7 @@ def test_the_papers_schedules():
     rates = {step: float(dials(paper, step).learning_rate) for step in (0, 2999, 3000, 5000, 7000, 8000, 9000, 9999)}
     factors = [rate / 0.1 for rate in rates.values()]
     np.testing.assert_allclose(factors, [1, 1, 0.2, 0.2**2, 0.2**3, 0.2**4, 0.2**5, 0.2**5], rtol=1e-5)
-    assert (paper.batch, paper.steps, paper.l2, paper.keep) == (1024, 10_000, 5e-4, 0.5)
+    assert (paper.batch, paper.steps, paper.l2, paper.keep_prob) == (1024, 10_000, 5e-4, 0.5)
     tiered = RECIPES["paper-tiered"]
     drops = [round(share * tiered.steps) for share in tiered.drops]
     assert (drops, tiered.steps) == ([20_000, 25_000, 30_000, 35_000, 40_000], 50_000)
@@ -281,7 +281,7 @@ def test_pretrain_tells_what_it_did(photos, trained, capsys):
         ),
         (["--images", "PHOTOS", "--steps", "0"], "--steps must be at least 1, not 0"),
         (["--images", "PHOTOS", "--steps", "5", "--epochs", "5"], "--steps and --epochs say the same"),
-        (["--images", "PHOTOS", "--keep", "0"], "--keep must be from 0.00391 to 1, not 0.0"),
+        (["--images", "PHOTOS", "--keep-prob", "0"], "--keep-prob must be from 0.00391 to 1, not 0.0"),
         (["--images", "PHOTOS", "--hold-out", "1"], "--hold-out is a share from 0 to 0.9, not 1.0"),
         (["--images", "PHOTOS", "--out", "TRAINED"], "continue it with --resume or replace it with --overwrite"),
         (["--resume"], "--resume needs --out"),

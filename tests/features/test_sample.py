@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from metaleo.errors import BadInput
-from metaleo.features.images import open_images
+from metaleo.features.datasets import open_images
 
 DRAWINGS = open_images("omniglot-sample")
 

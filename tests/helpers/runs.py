@@ -6,9 +6,9 @@ import json
 import jax
 
 from helpers.small import initialise, shake
-from metaleo.checkpoint import save_model
-from metaleo.config import TrainConfig
-from metaleo.files import write_text
+from metaleo._io.files import write_text
+from metaleo.checkpoints import save_model
+from metaleo.config.schema import TrainConfig
 
 
 def make_run(folder, structure, seeds=(0,), **training):
@@ -17,8 +17,8 @@ def make_run(folder, structure, seeds=(0,), **training):
     config = dataclasses.replace(config, **training)
     for seed in seeds:
         name = "model.safetensors" if len(seeds) == 1 else f"model-{seed}.safetensors"
-        merit = "validation_loss" if structure.noise else "validation_accuracy"
-        header = {"config": config.to_json(), "seed": seed, "step": 20 + seed, merit: 0.5 + 0.1 * seed}
+        validation_score = "validation_loss" if structure.noise else "validation_accuracy"
+        header = {"config": config.to_json(), "seed": seed, "step": 20 + seed, validation_score: 0.5 + 0.1 * seed}
         save_model(folder / name, shake(initialise(structure, jax.random.key(seed)), 0.1), structure, header)
     write_text(folder / "config.json", json.dumps(config.to_json()))
     records = [

@@ -10,27 +10,27 @@ import httpx
 import jax
 import numpy as np
 
-from metaleo.checkpoint import Model
-from metaleo.config import Structure
-from metaleo.web.server import Limits, listen, make_app, make_server
-from metaleo.web.shelf import Served
+from metaleo.checkpoints import TrainedModel
+from metaleo.learners.registry import Structure
+from metaleo.serve.models import ServedModel
+from metaleo.serve.server import Limits, listen, make_app, make_server
 
 DIM = 8
 HOSTS = ("localhost", "127.0.0.1", "[::1]")
 QUICK = Limits(rate=1e6, burst=1_000_000)
 
 
-def tiny(name: str = "tiny") -> Served:
+def tiny(name: str = "tiny") -> ServedModel:
     """A LEO that has learned nothing."""
     structure = Structure(dim=DIM, latent=4, latent_steps=2, finetune_steps=1)
     header = {"config": {"shot": 1}, "classes": ["a", "b"]}
-    return Served(name, "vectors", Model(structure.init(jax.random.key(0)), structure, header))
+    return ServedModel(name, "vectors", TrainedModel(structure.init(jax.random.key(0)), structure, header))
 
 
 @contextlib.contextmanager
-def running(shelf: dict[str, Served], limits: Limits = QUICK) -> Iterator[tuple[httpx.Client, Any]]:
-    """A client of a server with these limits, and its desk."""
-    app = make_app(shelf, limits, HOSTS)
+def running(models: dict[str, ServedModel], limits: Limits = QUICK) -> Iterator[tuple[httpx.Client, Any]]:
+    """A client of a server with these limits, and its service."""
+    app = make_app(models, limits, HOSTS)
     server = make_server(app, limits)
     listener = listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listener],))
@@ -40,7 +40,7 @@ def running(shelf: dict[str, Served], limits: Limits = QUICK) -> Iterator[tuple[
             time.sleep(0.01)
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with httpx.Client(base_url=address, timeout=120) as client:
-            yield client, app.state.desk
+            yield client, app.state.service
     finally:
         server.should_exit = True
         thread.join()

@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 
 from metaleo import data
-from metaleo.checkpoint import Model
-from metaleo.config import LEARNERS as LEARNERS
-from metaleo.config import Structure, TrainConfig
+from metaleo.checkpoints import Candidate, TrainedModel
+from metaleo.config.schema import TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.errors import BadInput
-from metaleo.learners import Hyper
-from metaleo.learners.learner import query_loss_and_metrics
-from metaleo.subjects import Bench, Subject
+from metaleo.evaluation.evaluate import TaskSuite
+from metaleo.learners import HyperParams
+from metaleo.learners.base import query_loss_and_metrics
+from metaleo.learners.registry import LEARNERS as LEARNERS
+from metaleo.learners.registry import Structure
 from metaleo.tasks import Batch, Task
 from metaleo.tasks.task import Tasks
 
 DIM = 8
-HYPER = Hyper(learning_rate=1e-2, kl=0.1, encoder_penalty=0.1, l2=1e-3, orthogonality=0.1, keep=0.8)
+HYPER = HyperParams(learning_rate=1e-2, kl=0.1, encoder_penalty=0.1, l2=1e-3, orthogonality=0.1, keep_prob=0.8)
 
 
 def make_learner(name="leo", way=3, seed=0, **changes):
@@ -45,7 +46,7 @@ def make_structure(name="leo", way=3, **changes):
 def make_model(name="leo", way=3, header=None, **changes):
     """As from a model file, of a learner away from its symmetric start."""
     structure = make_structure(name, way, **changes)
-    return Model(shake(initialise(structure, jax.random.key(0))), structure, {} if header is None else header)
+    return TrainedModel(shake(initialise(structure, jax.random.key(0))), structure, {} if header is None else header)
 
 
 def shake(learner, size=0.3, seed=0):
@@ -100,16 +101,16 @@ def make_metaset(classes=(8, 5, 5), images=12, seed=0) -> MetaSet:
     return MetaSet.from_classes(features.astype(np.float32), names, tuple(splits))
 
 
-def make_subject(folder, structure, metaset=None, shot=2):
+def make_candidate(folder, structure, metaset=None, shot=2):
     """A model of this structure, with weights that matter, and where to look at it."""
     config = TrainConfig(data=str(folder / "features.npz"), way=3, shot=shot, structure=structure)
     if structure.noise is not None:
         config = dataclasses.replace(config, data="sines-and-lines")
     else:
-        data.save(make_metaset() if metaset is None else metaset, config.data)
-    model = Model(shake(initialise(structure, jax.random.key(0))), structure, {})
-    subject = Subject(structure.learner, folder, Path("run/model.safetensors"), model, config)
-    return subject, Bench([subject])
+        data.save_data(make_metaset() if metaset is None else metaset, config.data)
+    model = TrainedModel(shake(initialise(structure, jax.random.key(0))), structure, {"config": config.to_json()})
+    candidate = Candidate(structure.learner, folder, Path("run/model.safetensors"), model)
+    return candidate, TaskSuite([candidate])
 
 
 class Given(Tasks):
@@ -118,10 +119,10 @@ class Given(Tasks):
     tasks: Task
 
     def sample(self, key):
-        return self.fetch(jax.random.randint(key, (), 0, len(self.tasks.support.mask)))
+        return self.gather(jax.random.randint(key, (), 0, len(self.tasks.support.mask)))
 
-    def fetch(self, picks):
-        return jax.tree.map(lambda leaf: leaf[picks], self.tasks)
+    def gather(self, indices):
+        return jax.tree.map(lambda leaf: leaf[indices], self.tasks)
 
 
 def meta_loss_with(leo, task, hyper, noise, key=None):

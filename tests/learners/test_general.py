@@ -28,17 +28,17 @@ from helpers.small import (
     stack,
     whole_loss,
 )
-from metaleo.learners import LEO, Hyper, MetaSGD
-from metaleo.learners.leo_path import Noise, draw
+from metaleo.learners import LEO, HyperParams, MetaSGD
+from metaleo.learners.leo_parts import Noise, draw_noise
 from metaleo.losses import cross_entropy, mixture_loss
-from metaleo.model.encoder import Encoder
-from metaleo.model.network import Network, dot, linear, named
+from metaleo.nn.encoder_decoder import Encoder
+from metaleo.nn.heads import Network, dot, linear_network, named_network
 from metaleo.tasks import Batch, Task
-from metaleo.tasks.functions import SinesAndLines
+from metaleo.tasks.sines_and_lines import SinesAndLines
 
 WAY = 3
 KEY = jax.random.key(7)
-REGRESSION = {"network": "mlp", "dim": 1, "hidden": 5, "codes": "task", "noise": 0.3, "width": 6, "limit": 5.0}
+REGRESSION = {"network": "mlp", "dim": 1, "hidden": 5, "codes": "task", "noise": 0.3, "width": 6, "max_grad_norm": 5.0}
 KINDS = {
     "regression": REGRESSION,
     "regression-from-start": {**REGRESSION, "from_start": True, "samples": 3},
@@ -64,7 +64,7 @@ def as_doubles(tree):
 
 def disguised(dim):
     """The linear classifier, but not recognised as such: it takes the general way."""
-    return Network(lambda weights, x: dot(weights, x), linear(dim).start, (dim,), None, cross_entropy, True)
+    return Network(lambda weights, x: dot(weights, x), linear_network(dim).start, (dim,), None, cross_entropy, True)
 
 
 # The classification learner is the general one
@@ -115,14 +115,14 @@ def test_one_code_with_a_linear_head_is_the_classification_learner(training):
         classes.finetune_steps,
     )
     task = make_task()
-    noise = draw(classes, task.support, HYPER, KEY) if training else None
+    noise = draw_noise(classes, task.support, HYPER, KEY) if training else None
     flat = noise
     if noise is not None:
         # the same standard normals; σ of weights has a factor sqrt(2 / (codes + size)) that differs
         factor = np.sqrt(2 / (WAY + DIM)) / np.sqrt(2 / (1 + WAY * DIM))
         weights = factor * noise.weights.reshape(len(noise.weights), 1, -1)
         flat = Noise(noise.code.reshape(1, -1), weights, *jax.tree.leaves((noise.encoder_mask, noise.latent_masks,
-                     noise.finetune_masks)), noise.keep)  # fmt: skip
+                     noise.finetune_masks)), noise.keep_prob)  # fmt: skip
     adapt_with = jax.jit(lambda leo, noise: leo.adapt_with(task.support, noise))
     theirs, ours = adapt_with(classes, noise), adapt_with(one, flat)
     close(ours.trace.adapted_code.reshape(WAY, -1), theirs.trace.adapted_code, 1e-4)
@@ -252,7 +252,7 @@ def test_several_samples_are_judged_together():
 
 def test_a_key_alone_samples_but_drops_nothing():
     leo, support = make_learner(way=WAY), make_batch()
-    noise = jax.eval_shape(functools.partial(draw, leo), support, None, KEY)
+    noise = jax.eval_shape(functools.partial(draw_noise, leo), support, None, KEY)
     assert noise.encoder_mask is None
     assert noise.code is not None
     sample = jax.jit(lambda learner, key: learner.adapt(support, None, key).head.weights)
@@ -266,7 +266,7 @@ def test_a_key_alone_samples_but_drops_nothing():
 
 def test_real_inputs_are_never_dropped():
     leo, support = make("regression"), task_of("regression").support
-    assert jax.eval_shape(functools.partial(draw, leo), support, HYPER, KEY).encoder_mask is None
+    assert jax.eval_shape(functools.partial(draw_noise, leo), support, HYPER, KEY).encoder_mask is None
 
 
 # Bad input
@@ -277,9 +277,9 @@ def test_targets_of_the_wrong_shape():
     wide = Batch(task.support.inputs, jnp.tile(task.support.targets, (1, 2)), task.support.mask)
     assert "targets of shape (2)" in message(lambda: jax.eval_shape(lambda: leo.adapt(wide).head))
     assert "targets of shape (2)" in message(
-        lambda: jax.eval_shape(lambda: leo.meta_loss(Task(task.support, wide), Hyper(), None))
+        lambda: jax.eval_shape(lambda: leo.meta_loss(Task(task.support, wide), HyperParams(), None))
     )
-    sgd = MetaSGD.init(named("mlp", 1, hidden=5, layers=3, channels=1, targets=1, noise=0.3))
+    sgd = MetaSGD.init(named_network("mlp", 1, hidden=5, layers=3, channels=1, targets=1, noise=0.3))
     assert "targets of shape (2)" in message(lambda: jax.eval_shape(lambda: sgd.adapt(wide).head))
 
 

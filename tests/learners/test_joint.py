@@ -8,21 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from metaleo.learners.registry import Structure
 
 from helpers.small import HYPER, adapt, close, logits, make_learner, meta_gradient, meta_loss, pad
 from metaleo import data
-from metaleo.checkpoint import load_model, save_model
+from metaleo.checkpoints import load_model, save_model
 from metaleo.cli import main
-from metaleo.config import Structure
 from metaleo.data.metaset import MetaSet
-from metaleo.data.rows import normalise, place
 from metaleo.features.backbone import Pass, pool
-from metaleo.features.networks import NetworkFile, blank, load_network, save_network
+from metaleo.features.backbone_files import BackboneFile, blank, load_backbone, save_backbone
 from metaleo.features.recipes import Architecture
 from metaleo.learners import Joint
 from metaleo.learners.joint import Tail
 from metaleo.tasks import Task
-from metaleo.tasks.task import labelled
+from metaleo.tasks.episodes import place_rows
+from metaleo.tasks.task import labelled, normalise
 
 ARCHITECTURE = Architecture("conv4", 0, 8, side=16, channels=1, share=1.0, layer=4)
 SIZES = (2, 2, 8, 8)
@@ -33,7 +33,7 @@ SMALL = (
 )  # fmt: skip
 
 
-def make_network() -> NetworkFile:
+def make_network() -> BackboneFile:
     """A conv-4 whose norms and moments are not those it starts with."""
     random = np.random.default_rng(0)
 
@@ -43,10 +43,10 @@ def make_network() -> NetworkFile:
 
     with jax.enable_x64(False):
         start = blank(ARCHITECTURE)
-    return NetworkFile(jax.tree.map(shaken, start), ARCHITECTURE, {})
+    return BackboneFile(jax.tree.map(shaken, start), ARCHITECTURE, {})
 
 
-def make_tasks(network: NetworkFile, way=3, shot=2, query=4) -> tuple[Task, Task]:
+def make_tasks(network: BackboneFile, way=3, shot=2, query=4) -> tuple[Task, Task]:
     """The same task twice: all numbers of the layer before the last, and the network's own features."""
     random = np.random.default_rng(1)
     kinds = random.uniform(-1, 1, (way, 1, 16, 16, 1))
@@ -65,7 +65,7 @@ def make_tasks(network: NetworkFile, way=3, shot=2, query=4) -> tuple[Task, Task
     return Task(support[0], query_[0]), Task(support[1], query_[1])
 
 
-def make_joint(network: NetworkFile) -> Joint:
+def make_joint(network: BackboneFile) -> Joint:
     return Joint(Tail.of(network), make_learner(dim=8))
 
 
@@ -127,7 +127,7 @@ def test_model_file_round_trip(tmp_path):
 @pytest.mark.parametrize("on_device", [True, False])
 def test_rows_may_be_taken_as_they_are(on_device):
     features = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
-    rows = place(MetaSet.from_classes(features, ("a", "b", "c"), ("train",) * 3), on_device, normalised=False)
+    rows = place_rows(MetaSet.from_classes(features, ("a", "b", "c"), ("train",) * 3), on_device, normalised=False)
     np.testing.assert_array_equal(rows.take(jnp.array([0, 5])), features.reshape(-1, 4)[[0, 5]])
 
 
@@ -136,10 +136,10 @@ def here(tmp_path, monkeypatch):
     """A fresh folder with a network and the numbers that its last stage takes."""
     monkeypatch.chdir(tmp_path)
     network = make_network()
-    save_network(tmp_path / "network.safetensors", network.trained, ARCHITECTURE, {})
+    save_backbone(tmp_path / "network.safetensors", network.trained, ARCHITECTURE, {})
     features = np.random.default_rng(0).uniform(size=(18, 12, 32)).astype(np.float32)
     splits = ("train",) * 8 + ("val",) * 5 + ("test",) * 5
-    data.save(MetaSet.from_classes(features, tuple(f"class{i}" for i in range(18)), splits), "flat.npz")
+    data.save_data(MetaSet.from_classes(features, tuple(f"class{i}" for i in range(18)), splits), "flat.npz")
     return tmp_path
 
 
@@ -148,7 +148,7 @@ def here(tmp_path, monkeypatch):
 def test_train_starts_from_the_network_and_goes_on_without_it(here, capsys):
     main(["train", *SMALL, "--joint", "network.safetensors", "--steps", "2"])
     tail = load_model(here / "run/model.safetensors").learner.tail
-    start = Tail.of(load_network(here / "network.safetensors"))
+    start = Tail.of(load_backbone(here / "network.safetensors"))
     close(tail.moments, start.moments, 0)
     change = jax.tree.map(lambda after, before: float(jnp.abs(after - before).max()), tail.stage, start.stage)
     assert all(0 < size < 0.01 for size in jax.tree.leaves(change))
@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_one_line(here, capsys, changed):
         "features": dataclasses.replace(ARCHITECTURE, width=4),
         "network": Architecture(depth=10, width=1, side=16, layer=7),
     }
-    save_network(here / "network.safetensors", blank(others[changed]), others[changed], {})
+    save_backbone(here / "network.safetensors", blank(others[changed]), others[changed], {})
     with pytest.raises(SystemExit) as end:
         main(["train", *SMALL, "--joint", "network.safetensors", "--steps", "2"])
     assert end.value.code == 2

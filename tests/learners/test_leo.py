@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from helpers.small import HYPER, adapt, close, make_batch, make_learner, make_task, meta_gradient, meta_loss
-from metaleo.config import ABLATIONS
-from metaleo.learners.leo_path import draw
+from metaleo.learners.leo_parts import draw_noise
+from metaleo.learners.registry import ABLATIONS
 
 SUPPORT = make_batch()
 
@@ -53,7 +53,7 @@ def test_random_prior_has_no_encoder_and_starts_from_nothing():
     assert not adaptation.trace.code.any()
     assert adaptation.trace.adapted_code.any()
     keys = jax.random.split(jax.random.key(0), 2000)
-    codes = jax.jit(jax.vmap(lambda key: draw(learner, SUPPORT, HYPER, key).code))(keys)
+    codes = jax.jit(jax.vmap(lambda key: draw_noise(learner, SUPPORT, HYPER, key).code))(keys)
     np.testing.assert_allclose([codes.mean(), codes.std()], [0, 1], atol=0.02)
     sampled = jax.jit(lambda key: learner.adapt(SUPPORT, HYPER, key).trace)(keys[0])
     close(sampled.code, codes[0])  # the prior itself: mean 0, scale 1
@@ -61,7 +61,7 @@ def test_random_prior_has_no_encoder_and_starts_from_nothing():
 
 def test_deterministic_has_dropout_but_no_sampling():
     learner, task = make_learner("leo-deterministic"), make_task()
-    keep_all = dataclasses.replace(HYPER, keep=1.0, encoder_penalty=0.0)
+    keep_all = dataclasses.replace(HYPER, keep_prob=1.0, encoder_penalty=0.0)
     losses = [meta_loss(learner, task, keep_all, key)[0] for key in (None, jax.random.key(0))]
     close(*losses)
     dropped = [meta_loss(learner, task, HYPER, jax.random.key(seed))[0] for seed in (0, 1)]

@@ -94,6 +94,6 @@ def test_matching_survives_extreme_sharpness():
 
 def test_only_cl2n_wants_to_know_the_mean():
     mean = jnp.arange(DIM) / 10
-    close(make_learner("cl2n").informed(mean).centre, mean, 0)
+    close(make_learner("cl2n").with_feature_mean(mean).centre, mean, 0)
     maml = make_learner("maml")
-    assert maml.informed(mean) is maml
+    assert maml.with_feature_mean(mean) is maml

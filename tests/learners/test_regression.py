@@ -9,7 +9,7 @@ from sklearn.linear_model import Ridge
 
 from helpers.small import DIM, adapt, logits, make_batch, make_learner, pad, shake
 from metaleo.learners import LogisticRegression
-from metaleo.learners.regression import solve
+from metaleo.learners.linear import solve
 
 
 @pytest.mark.parametrize("size", [1, 16, 17, 50])

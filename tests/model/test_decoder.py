@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from metaleo.losses import orthogonality
-from metaleo.model.decoder import Decoder
+from metaleo.nn.encoder_decoder import Decoder
 
 
 def directly(decoder):

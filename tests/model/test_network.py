@@ -5,12 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from metaleo.config.presets import PRESETS
 
 from helpers.small import close, message
-from metaleo.config import PRESETS
 from metaleo.losses import cross_entropy
-from metaleo.model.network import Network, gaussian_nll, linear, named
-from metaleo.tasks.functions import points
+from metaleo.nn.heads import Network, gaussian_nll, linear_network, named_network
+from metaleo.tasks.sines_and_lines import points
 from metaleo.tasks.task import Batch
 
 KEY = jax.random.key(0)
@@ -46,7 +46,7 @@ def test_functions_over_a_tree():
 
 
 def test_a_network_per_class_gives_logits():
-    network = named("mlp", 3, hidden=4, layers=2, channels=1, targets=None, noise=None)
+    network = named_network("mlp", 3, hidden=4, layers=2, channels=1, targets=None, noise=None)
     parameters = jax.random.normal(KEY, (5, network.size))
     logits = network.head(parameters)(jnp.ones(3))
     assert logits.shape == (5,)
@@ -54,7 +54,7 @@ def test_a_network_per_class_gives_logits():
 
 
 def test_a_gru_reads_a_row_in_its_order():
-    network = named("gru", 6, hidden=4, layers=1, channels=2, targets=None, noise=None)
+    network = named_network("gru", 6, hidden=4, layers=1, channels=2, targets=None, noise=None)
     model = eqx.nn.GRUCell(2, 4, key=jax.random.split(KEY)[0])
     out = eqx.nn.Linear(4, "scalar", key=jax.random.split(KEY)[1])
     row, state = jnp.arange(6.0) / 5, jnp.zeros(4)
@@ -74,9 +74,9 @@ def test_gaussian_nll_against_scipy():
 def test_names_are_built_once():
     """Networks are compared by identity: a second object would compile everything again."""
     settings = {"hidden": 4, "layers": 3, "channels": 1, "targets": 1, "noise": 0.3}
-    assert named("mlp", 1, **settings) is named("mlp", 1, **settings)
-    assert linear(8) is linear(8)
-    assert linear(8).loss is cross_entropy
+    assert named_network("mlp", 1, **settings) is named_network("mlp", 1, **settings)
+    assert linear_network(8) is linear_network(8)
+    assert linear_network(8).loss is cross_entropy
 
 
 @pytest.mark.parametrize(
@@ -124,5 +124,5 @@ def test_batches_that_are_refused():
 
 def test_unknown_names_and_rows_that_are_no_sequences():
     settings = {"hidden": 4, "layers": 3, "channels": 4, "targets": None, "noise": None}
-    assert "linear, mlp, gru" in message(lambda: named("transformer", 8, **settings))
-    assert "no sequences of 4" in message(lambda: named("gru", 9, **settings))
+    assert "linear, mlp, gru" in message(lambda: named_network("transformer", 8, **settings))
+    assert "no sequences of 4" in message(lambda: named_network("gru", 9, **settings))

@@ -7,8 +7,8 @@ import pytest
 
 from helpers.marks import by_default
 from helpers.small import close, make_batch, pad
-from metaleo.model import relation
-from metaleo.model.relation import RelationNet
+from metaleo.nn import encoder_decoder as relation
+from metaleo.nn.encoder_decoder import RelationNet
 
 
 def test_against_all_pairs_written_out(float64):

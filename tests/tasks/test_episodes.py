@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaleo.data import MetaSet
-from metaleo.data.rows import place
 from metaleo.errors import BadInput
 from metaleo.tasks import Episodes
-from metaleo.tasks.episodes import choose
+from metaleo.tasks.episodes import place_rows, sample_without_replacement
 
 COUNTS = (4, 9, 5, 6, 4, 7)
 CLASS_OF = np.random.default_rng(0).permutation(np.repeat(np.arange(6), COUNTS))
@@ -38,14 +37,14 @@ def quickly_compiled(function, **options):
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **options)
 
 
-draw = quickly_compiled(choose, static_argnums=2)  # so `total` is traced
+draw = quickly_compiled(sample_without_replacement, static_argnums=2)  # so `total` is traced
 
 
 # choose
 
 
 def draw_many(draws: int, total: int, count: int) -> np.ndarray:
-    many = quickly_compiled(jax.vmap(choose, (0, None, None)), static_argnums=2)
+    many = quickly_compiled(jax.vmap(sample_without_replacement, (0, None, None)), static_argnums=2)
     return np.asarray(many(keys(draws), total, count))
 
 
@@ -75,7 +74,7 @@ def test_all_of_them_is_a_permutation():
 
 def test_total_may_be_a_number_or_traced():
     key = jax.random.key(3)
-    np.testing.assert_array_equal(choose(key, 11, 2), draw(key, 11, 2))
+    np.testing.assert_array_equal(sample_without_replacement(key, 11, 2), draw(key, 11, 2))
 
 
 # Episodes
@@ -89,9 +88,11 @@ class Drawn:
     def __init__(self, splits: str, way: int, shot: int, query: int | None):
         whole = unbalanced()
         self.classes = np.unique(CLASS_OF) if splits == WHOLE else np.array([4, 5])
-        self.episodes = Episodes.over(whole.subset(splits), way, shot, query, place(whole))
-        self.draw = quickly_compiled(jax.vmap(lambda key: (self.episodes.pick(key), self.episodes.sample(key))))
-        self.picks, self.tasks = jax.tree.map(np.asarray, self.draw(keys(3000)))
+        self.episodes = Episodes.over(whole.subset(splits), way, shot, query, place_rows(whole))
+        self.draw = quickly_compiled(
+            jax.vmap(lambda key: (self.episodes.sample_indices(key), self.episodes.sample(key)))
+        )
+        self.indices, self.tasks = jax.tree.map(np.asarray, self.draw(keys(3000)))
 
 
 SIZES = [(WHOLE, 3, 2, 2), (WHOLE, 6, 1, 3), (WHOLE, 6, 3, None), ("val", 2, 1, None)]
@@ -105,9 +106,9 @@ def drawn(request) -> Drawn:
 
 def test_rows_of_a_task(drawn):
     """Each line of a task is one class, another for each line; no image is in it twice."""
-    picks, episodes = drawn.picks, drawn.episodes
-    assert picks.support.shape == (3000, episodes.way, episodes.shot)
-    for support, query, present in zip(picks.support[:100], picks.query, picks.present, strict=False):
+    indices, episodes = drawn.indices, drawn.episodes
+    assert indices.support.shape == (3000, episodes.way, episodes.shot)
+    for support, query, present in zip(indices.support[:100], indices.query, indices.present, strict=False):
         classes = CLASS_OF[support[:, 0]]
         assert len(set(classes)) == episodes.way
         assert set(classes) <= set(drawn.classes)
@@ -127,20 +128,20 @@ def test_features_and_targets_of_a_task(drawn):
     vectors = unbalanced().features
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     for index in range(20):
-        picks, task = jax.tree.map(lambda leaf, index=index: leaf[index], (drawn.picks, drawn.tasks))
-        classes = CLASS_OF[picks.support[:, 0]]
-        for batch, rows in ((task.support, picks.support.ravel()), (task.query, picks.query.ravel())):
+        indices, task = jax.tree.map(lambda leaf, index=index: leaf[index], (drawn.indices, drawn.tasks))
+        classes = CLASS_OF[indices.support[:, 0]]
+        for batch, rows in ((task.support, indices.support.ravel()), (task.query, indices.query.ravel())):
             np.testing.assert_allclose(batch.inputs, vectors[rows], atol=1e-6)
             np.testing.assert_array_equal(np.sort(batch.targets, axis=1)[:, -2:], [[0, 1]] * len(rows))
             np.testing.assert_array_equal(classes[batch.targets.argmax(1)], CLASS_OF[rows])
             assert batch.way == drawn.episodes.way
         assert task.support.mask.all()
-        np.testing.assert_array_equal(task.query.mask, picks.present.ravel())
+        np.testing.assert_array_equal(task.query.mask, indices.present.ravel())
 
 
 def test_every_image_is_support_about_as_often(drawn):
     """The classes are equally likely, then the images of each."""
-    seen = np.bincount(drawn.picks.support.ravel(), minlength=len(CLASS_OF))
+    seen = np.bincount(drawn.indices.support.ravel(), minlength=len(CLASS_OF))
     share = drawn.episodes.way / len(drawn.classes) * np.isin(CLASS_OF, drawn.classes)
     wanted = 3000 * share * drawn.episodes.shot / np.array(COUNTS)[CLASS_OF]
     assert (np.abs(seen - wanted) <= 4.5 * np.sqrt(wanted)).all()
@@ -148,15 +149,15 @@ def test_every_image_is_support_about_as_often(drawn):
 
 def test_classes_come_in_random_order(drawn):
     """Else a learner could tell classes by their place."""
-    first = np.bincount(CLASS_OF[drawn.picks.support[:, 0, 0]], minlength=6)[drawn.classes]
+    first = np.bincount(CLASS_OF[drawn.indices.support[:, 0, 0]], minlength=6)[drawn.classes]
     wanted = 3000 / len(drawn.classes)
     assert (np.abs(first - wanted) < 4.5 * np.sqrt(wanted)).all()
 
 
 def test_the_same_key_gives_the_same_task(drawn):
     again = drawn.draw(keys(3000))
-    jax.tree.map(np.testing.assert_array_equal, again, (drawn.picks, drawn.tasks))
-    assert not np.array_equal(drawn.picks.support[0], drawn.picks.support[1])
+    jax.tree.map(np.testing.assert_array_equal, again, (drawn.indices, drawn.tasks))
+    assert not np.array_equal(drawn.indices.support[0], drawn.indices.support[1])
 
 
 @pytest.mark.parametrize("query", [3, None])
@@ -169,8 +170,11 @@ def test_integers_of_one_width(float64, query):
 
 def operations(metaset: MetaSet, query: int | None) -> float:
     """Of one pick, as it goes to the compiler."""
-    episodes, pick = Episodes.over(metaset, 3, 2, query), jax.jit(lambda episodes, key: episodes.pick(key))
-    return pick.lower(episodes, jax.random.key(0)).cost_analysis()["flops"]
+    episodes, sample_indices = (
+        Episodes.over(metaset, 3, 2, query),
+        jax.jit(lambda episodes, key: episodes.sample_indices(key)),
+    )
+    return sample_indices.lower(episodes, jax.random.key(0)).cost_analysis()["flops"]
 
 
 def test_cost_ignores_the_amount_of_data():
@@ -189,11 +193,11 @@ def test_cost_with_all_the_rest_ignores_the_number_of_classes():
 @pytest.mark.parametrize(
     ("way", "shot", "query", "expected"),
     [
-        (1, 1, 1, "--way must be at least 2, not 1"),
-        (0, 1, None, "--way must be at least 2, not 0"),
-        (2, 0, 1, "--shot must be at least 1, not 0"),
-        (2, -3, None, "--shot must be at least 1, not -3"),
-        (2, 1, 0, "--query must be at least 1, not 0"),
+        (1, 1, 1, "way=1 must be at least 2"),
+        (0, 1, None, "way=0 must be at least 2"),
+        (2, 0, 1, "shot=0 must be at least 1"),
+        (2, -3, None, "shot=-3 must be at least 1"),
+        (2, 1, 0, "query=0 must be at least 1"),
         (7, 1, 1, "7-way tasks need 7 classes; the train/val split has 6"),
         (2, 3, 2, "2 queries need 5 images per class; of the train/val split 0 has 4, 4 has 4"),
         (2, 4, None, "at least 1 query need 5 images per class; of the train/val split 0 has 4, 4 has 4"),

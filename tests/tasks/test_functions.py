@@ -10,7 +10,7 @@ from scipy import optimize, special, stats
 
 from helpers.marks import by_default
 from helpers.small import message, pad
-from metaleo.tasks.functions import (
+from metaleo.tasks.sines_and_lines import (
     Curve,
     Posterior,
     SinesAndLines,
@@ -136,10 +136,10 @@ def test_the_same_key_gives_the_same_task(drawn):
 def test_what_is_picked_and_fetched_is_the_sample():
     """One by one or many at once, compiled or not."""
     tasks, many = SinesAndLines(4, 3), keys(6)
-    at_once = jax.jit(jax.vmap(tasks.fetch))(jax.vmap(tasks.pick)(many))
+    at_once = jax.jit(jax.vmap(tasks.gather))(jax.vmap(tasks.sample_indices)(many))
     for index, key in enumerate(many):
         one = tasks.sample(key)
-        jax.tree.map(np.testing.assert_array_equal, tasks.fetch(tasks.pick(key)), one)
+        jax.tree.map(np.testing.assert_array_equal, tasks.gather(tasks.sample_indices(key)), one)
         jax.tree.map(lambda a, b, i=index: np.testing.assert_allclose(a[i], b, atol=1e-5), at_once, one)
 
 
@@ -147,7 +147,7 @@ def test_what_is_picked_and_fetched_is_the_sample():
 @pytest.mark.parametrize("count", [0, -2])
 def test_tasks_without_points_are_refused(name, count):
     text = message(lambda: SinesAndLines(**{"shot": 5, "query": 5, name: count}))
-    assert text == f"--{name} must be at least 1, not {count}"
+    assert text == f"{name}={count} must be at least 1"
 
 
 @pytest.mark.parametrize(("sine", "scale", "shift"), [(True, 2.5, 0.7), (False, -1.5, 2.0)])

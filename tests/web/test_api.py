@@ -13,35 +13,35 @@ import numpy as np
 import pytest
 
 from helpers.serving import DIM, examples, running, tiny
-from metaleo.checkpoint import MODELS
+from metaleo.checkpoints import BUILTIN_MODELS
 from metaleo.errors import BadInput
-from metaleo.estimator import LEORegressor
-from metaleo.web import api
-from metaleo.web.guard import Rates, host_name, is_loopback, origin_host
-from metaleo.web.kept import Kept
-from metaleo.web.server import Limits
-from metaleo.web.shelf import Served, fill_shelf
-from metaleo.web.uploads import read_upload
+from metaleo.estimators.regressor import LEORegressor
+from metaleo.serve.api import COLUMNS
+from metaleo.serve.guard import Rates, host_name, is_loopback, origin_host
+from metaleo.serve.lru_cache import LRUCache
+from metaleo.serve.models import ServedModel, load_served_models
+from metaleo.serve.server import Limits
+from metaleo.serve.uploads import read_upload
 
 POINTS = [[-4.0, 1.1], [-1.5, -2.0], [0.5, -0.2], [2.0, 1.7], [4.5, -2.2]]
 
 
 @pytest.fixture(scope="module")
-def shelf():
-    found = fill_shelf()
+def models():
+    found = load_served_models()
 
     def embed(drawings):
         """The first point of each drawing, in the place of a network."""
         return np.stack([np.resize(np.asarray(strokes[0][0], np.float32), DIM) for strokes in drawings])
 
     pen = tiny()
-    return found | {"tiny": tiny(), "pen": Served("pen", "drawings", pen.model, embed)}
+    return found | {"tiny": tiny(), "pen": ServedModel("pen", "drawings", pen.model, embed)}
 
 
 @pytest.fixture(scope="module")
-def server(shelf):
-    with running(shelf) as (client, desk):
-        yield client, desk
+def server(models):
+    with running(models) as (client, service):
+        yield client, service
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def post(client: httpx.Client, path: str, body: str | bytes) -> httpx.Response:
 
 def test_models_are_listed(client):
     cards = {card["name"]: card for card in client.get("/api/models").json()}
-    assert set(MODELS) < set(cards)
+    assert set(BUILTIN_MODELS) < set(cards)
     assert cards["sines-and-lines"]["kind"] == "functions"
     assert cards["miniimagenet"] | {"kind": "vectors", "dim": 640, "way": 5, "classes": 64} == cards["miniimagenet"]
     assert cards["tiny"] == {
@@ -81,8 +81,8 @@ def test_models_are_listed(client):
     }  # fmt: skip
 
 
-def test_adapt_and_predict_are_those_of_the_library(client, shelf):
-    from metaleo.adapted import adapt as adapt_model
+def test_adapt_and_predict_are_those_of_the_library(client, models):
+    from metaleo.estimators.classifier import adapt as adapt_model
 
     made = adapt(client, **examples(3, 2)).json()
     assert made["classes"] == ["class 0", "class 1", "class 2"]
@@ -90,7 +90,7 @@ def test_adapt_and_predict_are_those_of_the_library(client, shelf):
     rows = np.asarray(examples(3, 1, seed=1)["examples"], np.float32)
     answer = client.post("/api/predict", json={"task": made["task"], "examples": rows.tolist()}).json()
     given = examples(3, 2)
-    adapted = adapt_model(shelf["tiny"].model, np.asarray(given["examples"], np.float32), given["labels"])
+    adapted = adapt_model(models["tiny"].model, np.asarray(given["examples"], np.float32), given["labels"])
     for found, expected in zip(answer["predictions"], adapted.probabilities(rows), strict=True):
         assert list(found["probabilities"].values()) == pytest.approx(expected.tolist(), abs=1e-6)
         assert found["class"] == f"class {expected.argmax()}"
@@ -212,7 +212,7 @@ def test_files_that_cannot_be_used(client):
     refused(send(bytes(range(256)) * 9), 422, "mine.csv")
     refused(send(b"label,a\nx,1\ny,2"), 422, "rows have 1 numbers")
     refused(send(b"a,b\n1,2\n"), 422, "no row has a label")
-    refused(send(b"label," + b",".join(b"c%d" % i for i in range(api.COLUMNS)) + b"\n"), 422, "10,000 columns")
+    refused(send(b"label," + b",".join(b"c%d" % i for i in range(COLUMNS)) + b"\n"), 422, "10,000 columns")
     header = ",".join(f"x{index}" for index in range(DIM))
     numbers = ",".join("1" * DIM)
     refused(send(f"label,{header}\nx,{numbers}\nx,{numbers}".encode()), 422, "at least 2 classes")
@@ -370,8 +370,8 @@ def test_answers_are_bounded(client):
     refused(client.post("/api/predict", json=body), 422, "500 examples")
 
 
-def test_large_bodies(shelf):
-    with running(shelf, Limits(body_bytes=10_000)) as (client, _):
+def test_large_bodies(models):
+    with running(models, Limits(body_bytes=10_000)) as (client, _):
         refused(post(client, "/api/adapt", b" " * 10_001), 413, "10,000 bytes")
         refused(post(client, "/api/adapt", b" " * 3_000_000), 413)
 
@@ -383,9 +383,9 @@ def test_large_bodies(shelf):
         assert adapt(client).status_code == 200
 
 
-def test_too_many_large_bodies_at_once(shelf):
+def test_too_many_large_bodies_at_once(models):
     limits = Limits(bodies_bytes=60_000, body_seconds=5.0)
-    with running(shelf, limits) as (client, _):
+    with running(models, limits) as (client, _):
         held = socket.create_connection((client.base_url.host, client.base_url.port))
         held.sendall(b"POST /api/adapt HTTP/1.1\r\nhost: localhost\r\ncontent-length: 55001\r\n\r\n" + b" " * 55_000)
         time.sleep(0.3)
@@ -396,8 +396,8 @@ def test_too_many_large_bodies_at_once(shelf):
         refused(post(client, "/api/adapt", b" " * 10_000), 422)  # there is room again
 
 
-def test_a_body_that_dribbles(shelf):
-    with running(shelf, Limits(body_seconds=0.5)) as (client, _):
+def test_a_body_that_dribbles(models):
+    with running(models, Limits(body_seconds=0.5)) as (client, _):
         slow = socket.create_connection((client.base_url.host, client.base_url.port))
         slow.sendall(b"POST /api/adapt HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n")
         begin = time.monotonic()
@@ -416,9 +416,9 @@ def test_a_body_that_dribbles(shelf):
         slow.close()
 
 
-def test_connections_without_a_request_are_closed(shelf, monkeypatch):
-    monkeypatch.setattr("metaleo.web.server.HEAD_SECONDS", 0.2)
-    with running(shelf) as (client, _):
+def test_connections_without_a_request_are_closed(models, monkeypatch):
+    monkeypatch.setattr("metaleo.serve.server.HEAD_SECONDS", 0.2)
+    with running(models) as (client, _):
         for start in (b"", b"GET / HTTP/1.1\r\nhost: lo"):
             silent = socket.create_connection((client.base_url.host, client.base_url.port))
             silent.sendall(start)
@@ -427,21 +427,21 @@ def test_connections_without_a_request_are_closed(shelf, monkeypatch):
             silent.close()
 
 
-def test_only_so_many_tasks_are_kept(shelf):
-    with running(shelf, Limits(tasks=5, rate=1e6, burst=10**6)) as (client, desk):
+def test_only_so_many_tasks_are_kept(models):
+    with running(models, Limits(tasks=5, rate=1e6, burst=10**6)) as (client, service):
         first = adapt(client).json()["task"]
         question = {"task": first, "examples": [[1.0] * DIM]}
         for _ in range(100):
             adapt(client).raise_for_status()
             assert client.post("/api/predict", json=question).status_code == 200  # used again and again, it stays
-        assert len(desk.kept) == 5
+        assert len(service.kept) == 5
         for _ in range(5):
             adapt(client)
         refused(client.post("/api/predict", json=question), 404, "forgotten")
 
 
 def test_kept_values_are_bounded_in_number_and_size():
-    kept = Kept(most=10, most_bytes=1000)
+    kept = LRUCache(most=10, most_bytes=1000)
     names = [kept.add(number, 100) for number in range(10_000)]
     assert len(kept) == 10
     assert kept.bytes == 1000
@@ -457,15 +457,15 @@ def test_kept_values_are_bounded_in_number_and_size():
 
 
 @pytest.mark.slow
-def test_programs_are_forgotten(shelf):
-    with running(shelf, Limits(shapes=3, rate=1e6, burst=10**6)) as (client, desk):
+def test_programs_are_forgotten(models):
+    with running(models, Limits(shapes=3, rate=1e6, burst=10**6)) as (client, service):
         for way in range(2, 8):
             adapt(client, **examples(way)).raise_for_status()
-            assert len(desk.shapes) <= 3
+            assert len(service.shapes) <= 3
 
 
-def test_rates(shelf):
-    with running(shelf, Limits(rate=1.0, burst=5)) as (client, _):
+def test_rates(models):
+    with running(models, Limits(rate=1.0, burst=5)) as (client, _):
         answers = [client.get("/api/models") for _ in range(8)]
         assert [answer.status_code for answer in answers[:5]] == [200] * 5
         refused(answers[-1], 429, "1 per second")
@@ -486,13 +486,13 @@ def test_a_bucket_fills_again():
     assert len(rates.buckets) <= 10_000
 
 
-def test_busy(shelf):
+def test_busy(models):
     """While the threads work and the queue is full, others are sent away, and the page still answers."""
     go_on = threading.Event()
     slow = tiny()
-    blocked = Served("slow", "drawings", slow.model, lambda drawings: go_on.wait(60))
+    blocked = ServedModel("slow", "drawings", slow.model, lambda drawings: go_on.wait(60))
     body = {"model": "slow", "drawings": [[[[0, 0]]]] * 2, "labels": ["a", "b"]}
-    with running(shelf | {"slow": blocked}, Limits(threads=1, waiting=2)) as (client, desk):
+    with running(models | {"slow": blocked}, Limits(threads=1, waiting=2)) as (client, service):
 
         def send():
             with httpx.Client(base_url=client.base_url, timeout=60) as other:
@@ -501,7 +501,7 @@ def test_busy(shelf):
         threads = [threading.Thread(target=send) for _ in range(2)]
         for thread in threads:
             thread.start()
-        while desk.waiting < 2:
+        while service.waiting < 2:
             time.sleep(0.01)
         refused(adapt(client), 503, "busy")
         assert client.get("/").status_code == 200
@@ -510,12 +510,12 @@ def test_busy(shelf):
             thread.join()
 
 
-def test_a_mistake_of_ours_is_told_without_its_details(shelf, capfd):
+def test_a_mistake_of_ours_is_told_without_its_details(models, capfd):
     def broken(drawings):
         raise RuntimeError("secret")
 
     body = {"model": "broken", "drawings": [[[[0, 0]]]] * 2, "labels": ["a", "b"]}
-    with running(shelf | {"broken": Served("broken", "drawings", tiny().model, broken)}) as (client, _):
+    with running(models | {"broken": ServedModel("broken", "drawings", tiny().model, broken)}) as (client, _):
         answer = client.post("/api/adapt", json=body)
     refused(answer, 500)
     assert "secret" not in answer.text
@@ -548,18 +548,18 @@ def test_host_names():
 def test_models_by_path(tmp_path):
     import shutil
 
-    from metaleo.checkpoint import embedded_model
+    from metaleo.checkpoints import builtin_model_path
 
-    shutil.copy(embedded_model("miniimagenet"), tmp_path / "mine.safetensors")
+    shutil.copy(builtin_model_path("miniimagenet"), tmp_path / "mine.safetensors")
     (tmp_path / "run").mkdir()
-    shutil.copy(embedded_model("sines-and-lines"), tmp_path / "run" / "model.safetensors")
-    found = fill_shelf([tmp_path / "mine.safetensors", tmp_path / "run"])
-    assert {"mine", "run", *MODELS} == set(found)
+    shutil.copy(builtin_model_path("sines-and-lines"), tmp_path / "run" / "model.safetensors")
+    found = load_served_models([tmp_path / "mine.safetensors", tmp_path / "run"])
+    assert {"mine", "run", *BUILTIN_MODELS} == set(found)
     assert found["run"].kind == "functions"
     with pytest.raises(BadInput, match="two models are called mine"):
-        fill_shelf([tmp_path / "mine.safetensors", tmp_path / "mine.safetensors"])
+        load_served_models([tmp_path / "mine.safetensors", tmp_path / "mine.safetensors"])
     with pytest.raises(BadInput):
-        fill_shelf([tmp_path / "nothing"])
+        load_served_models([tmp_path / "nothing"])
 
 
 def test_commands_that_cannot_be_run(capsys):

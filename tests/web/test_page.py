@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.serving import DIM, QUICK, examples, running, tiny
-from metaleo.web.shelf import fill_shelf
+from metaleo.serve.models import load_served_models
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
@@ -20,8 +20,8 @@ STROKES = Path(__file__).parents[1] / "data" / "held-out-strokes.json"
 
 @pytest.fixture(scope="module")
 def address():
-    with running(fill_shelf() | {"tiny": tiny()}, QUICK) as (client, desk):
-        desk.warm_up()
+    with running(load_served_models() | {"tiny": tiny()}, QUICK) as (client, service):
+        service.warm_up()
         yield str(client.base_url).rstrip("/")
 
 

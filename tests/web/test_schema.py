@@ -7,8 +7,8 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 from helpers.serving import HOSTS, QUICK, tiny
-from metaleo.web.server import make_app
-from metaleo.web.shelf import fill_shelf
+from metaleo.serve.models import load_served_models
+from metaleo.serve.server import make_app
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ LOCAL = {"host": "localhost"}
 
 @pytest.fixture(scope="module")
 def description():
-    app = make_app(fill_shelf() | {"tiny": tiny()}, QUICK, HOSTS)
+    app = make_app(load_served_models() | {"tiny": tiny()}, QUICK, HOSTS)
     return schemathesis.openapi.from_asgi("/api/openapi.json", app, headers=LOCAL)
 
 

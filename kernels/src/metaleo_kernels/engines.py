@@ -7,14 +7,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree, UInt32
-from metaleo.data.rows import DeviceRows
+from metaleo._jax.random import key_words
 from metaleo.engines.closed_form import ClosedForm, classes_first, inputs_of_steps
-from metaleo.learners.learner import Hyper, Learner
+from metaleo.learners.base import HyperParams, Learner
 from metaleo.learners.leo import LEO
-from metaleo.learners.leo_path import Noise
-from metaleo.model.heads import Head, LinearHead
-from metaleo.randomness import halves
-from metaleo.tasks.episodes import Episodes
+from metaleo.learners.leo_parts import Noise
+from metaleo.nn.heads import Head, LinearHead
+from metaleo.tasks.episodes import DeviceRows, Episodes
 from metaleo.tasks.task import Batch, Tasks
 
 from metaleo_kernels.inner_loop import FEW, MANY, Problem, adapt_tasks
@@ -39,7 +38,7 @@ class Cuda(ClosedForm):
         if noise.weights is None or noise.latent_masks is None or problem is None:
             return super().descend(leo, code, supports, noise)
         masks = noise.latent_masks, noise.finetune_masks
-        inputs = (inputs_of_steps(supports.inputs, of_steps, noise.keep) for of_steps in masks)
+        inputs = (inputs_of_steps(supports.inputs, of_steps, noise.keep_prob) for of_steps in masks)
         learned = leo.decoder.to_mean, leo.decoder.to_raw_scale, leo.latent_step_size, leo.finetune_step_size
         return adapt_tasks(problem, code, *learned, *inputs, noise.weights, *classes_first(supports))
 
@@ -61,20 +60,20 @@ class CudaMany(Cuda):
     def supports(self, learner: Learner, runs: int) -> bool:
         return runs > FEW_RUNS and ClosedForm.supports(self, learner, runs) and usable()
 
-    def draw(self, leo: LEO, supports: Batch, hyper: Hyper, keys: Key[Array, " task"]) -> Noise:
-        noise = super().draw(leo, supports, hyper, keys)
+    def draw_noise(self, leo: LEO, supports: Batch, hyper: HyperParams, keys: Key[Array, " task"]) -> Noise:
+        noise = super().draw_noise(leo, supports, hyper, keys)
         if noise.weights is None or not built("draw_normals"):
             return noise
-        return eqx.tree_at(lambda noise: noise.weights, noise, normals(jax.vmap(halves)(keys), noise.weights.shape))
+        return eqx.tree_at(lambda noise: noise.weights, noise, normals(jax.vmap(key_words)(keys), noise.weights.shape))
 
     def query_losses(
         self,
         leo: LEO,
         heads: Head,
         tasks: Tasks,
-        picks: PyTree,
+        indices: PyTree,
         queries: Batch,
-        hyper: Hyper,
+        hyper: HyperParams,
         keys: Key[Array, " task"],
     ) -> tuple[Float[Array, " task"], dict[str, Float[Array, " task"]]]:
         """The kernel reads the rows of the queries where they lie, instead of a copy of them."""
@@ -82,10 +81,10 @@ class CudaMany(Cuda):
         features = tasks.rows.features if isinstance(tasks, Episodes) and isinstance(tasks.rows, DeviceRows) else None
         asked = kernel(queries.targets.shape[2], *queries.inputs.shape[1:])
         if features is None or heads.weights.dtype != jnp.float32 or not built(asked):
-            return super().query_losses(leo, heads, tasks, picks, queries, hyper, keys)
-        keep = jnp.broadcast_to(jnp.asarray(hyper.keep, jnp.float32), len(keys))
-        words, rows = jax.vmap(halves)(keys), picks.query.reshape(len(keys), -1)
-        losses, accuracies = judge_tasks(heads.weights, words, keep, queries.targets, queries.mask, rows, features)
+            return super().query_losses(leo, heads, tasks, indices, queries, hyper, keys)
+        keep_prob = jnp.broadcast_to(jnp.asarray(hyper.keep_prob, jnp.float32), len(keys))
+        words, rows = jax.vmap(key_words)(keys), indices.query.reshape(len(keys), -1)
+        losses, accuracies = judge_tasks(heads.weights, words, keep_prob, queries.targets, queries.mask, rows, features)
         return losses, {"query_loss": losses, "query_accuracy": accuracies}
 
 

@@ -24,7 +24,7 @@ def judge_tasks(*arguments: Array) -> Arrays:
 def forward(
     weights: Float[Array, "task way dim"],
     words: UInt32[Array, "task 2"],
-    keep: Float[Array, " task"],
+    keep_prob: Float[Array, " task"],
     targets: Float[Array, "task query way"],
     mask: Bool[Array, "task query"],
     rows: Int[Array, "task query"],
@@ -35,7 +35,7 @@ def forward(
     present = mask.astype(weights.dtype)
     share = present / jnp.sum(present, axis=1, keepdims=True)
     judge = launcher(kernel(way, queries, dim), ((tasks,), (tasks,), weights.shape), from_table=True)
-    losses, right, gradient = judge(weights, words, keep, targets, share, rows, table)
+    losses, right, gradient = judge(weights, words, keep_prob, targets, share, rows, table)
     return (losses, right), gradient
 
 

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from metaleo.analysis.paths import Labelled, Progress, code_path, draw_labelled, inside, opened, silent, walk
-from metaleo.config import PROBLEMS
-from metaleo.data.words import in_words
+from metaleo.analysis.paths import Labelled, Report, code_path, draw_labelled, inside, opened, silent, walk
+from metaleo.checkpoints import Candidate
+from metaleo.data.class_names import readable_name
 from metaleo.errors import BadInput
-from metaleo.evaluation import mean_and_interval
+from metaleo.evaluation.evaluate import TaskSuite, mean_and_interval
 from metaleo.learners import LEO, Learner
-from metaleo.subjects import Bench, Subject
+from metaleo.tasks import PROBLEMS
 
 NEIGHBOURS = 10
 FEWEST_TASKS = 20
@@ -42,45 +42,47 @@ class Codes:
         return self.paths[:, -1]
 
 
-def check_codes(subject: Subject, num_tasks: int) -> None:
+def check_codes(candidate: Candidate, num_tasks: int) -> None:
     """Refuse what has no codes, or none that move."""
     if num_tasks < FEWEST_TASKS:
-        raise BadInput(f"--tasks must be at least {FEWEST_TASKS}, not {num_tasks}: codes are compared with each other")
-    learner = inside(subject.learner)
+        raise BadInput(f"tasks={num_tasks} must be at least {FEWEST_TASKS}: codes are compared with each other")
+    learner = inside(candidate.learner)
     if not isinstance(learner, LEO):
-        raise BadInput(f"{subject.path} is a model of {subject.config.structure.learner}, which has no codes; LEO has")
+        raise BadInput(
+            f"{candidate.path} is a model of {candidate.config.structure.learner}, which has no codes; LEO has"
+        )
     if not learner.latent_steps:
-        raise BadInput(f"{subject.path} takes no steps on its codes: there is no before and after")
-    if subject.config.data not in PROBLEMS and not learner.network.per_class:
-        raise BadInput(f"{subject.path} has one code for all classes of a task: it stands for none of them")
+        raise BadInput(f"{candidate.path} takes no steps on its codes: there is no before and after")
+    if candidate.config.data not in PROBLEMS and not learner.network.per_class:
+        raise BadInput(f"{candidate.path} has one code for all classes of a task: it stands for none of them")
     if len(learner.latent_step_size) < 2:
-        raise BadInput(f"codes of {subject.path} are single numbers: there is nothing to project")
+        raise BadInput(f"codes of {candidate.path} are single numbers: there is nothing to project")
 
 
 def collect_codes(
-    subject: Subject, bench: Bench, split: str, seed: int, num_tasks: int, progress: Progress = silent
+    candidate: Candidate, suite: TaskSuite, split: str, seed: int, num_tasks: int, progress: Report = silent
 ) -> Codes:
     """Codes of these tasks, with means and without dropout."""
-    check_codes(subject, num_tasks)
-    tasks = bench.tasks(subject, split)
+    check_codes(candidate, num_tasks)
+    tasks = suite.tasks(candidate, split)
 
     def look(learner: Learner, drawn: Labelled, _: PRNGKeyArray) -> Any:
         inner, support = opened(learner, drawn.support)
         return jnp.moveaxis(code_path(inner, support), 0, 1), drawn.labels, drawn.rows
 
-    paths, labels, rows = walk(look, subject.learner, tasks, seed, num_tasks, progress, draw=draw_labelled)
+    paths, labels, rows = walk(look, candidate.learner, tasks, seed, num_tasks, progress, draw=draw_labelled)
     paths, labels = paths.reshape(-1, *paths.shape[2:]).astype(np.float64), labels.ravel()
-    if bench.metaset is None:
+    if suite.metaset is None:
         return Codes(paths, labels, np.zeros((len(labels), 0), int), FAMILIES)
-    part = bench.metaset.subset(split)
+    part = suite.metaset.subset(split)
     class_of = np.full(len(part.features), -1)
     class_of[part.rows] = np.repeat(np.arange(len(part.counts)), part.counts)
-    return Codes(paths, class_of[labels], rows.reshape(len(labels), -1), label_names(bench, split))
+    return Codes(paths, class_of[labels], rows.reshape(len(labels), -1), label_names(suite, split))
 
 
-def label_names(bench: Bench, split: str) -> tuple[str, ...]:
+def label_names(suite: TaskSuite, split: str) -> tuple[str, ...]:
     """What codes may stand for, in words."""
-    return FAMILIES if bench.metaset is None else tuple(map(in_words, bench.metaset.subset(split).class_names))
+    return FAMILIES if suite.metaset is None else tuple(map(readable_name, suite.metaset.subset(split).class_names))
 
 
 def silhouettes(

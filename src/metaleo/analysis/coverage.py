@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from metaleo.analysis.curvature import quantiles
 from metaleo.analysis.paths import (
     Descending,
-    Progress,
+    Report,
     code_path,
     decode,
     descending,
@@ -20,8 +20,9 @@ from metaleo.analysis.paths import (
     walk,
     weight_path,
 )
+from metaleo.checkpoints import Candidate
+from metaleo.evaluation.evaluate import TaskSuite
 from metaleo.learners import LEO
-from metaleo.subjects import Bench, Subject
 from metaleo.tasks.task import Batch
 
 KINDS = {"z": "steps in z", "decoded": "the same steps in θ", "theta": "steps in θ"}
@@ -58,10 +59,10 @@ def look_at_steps(learner: Descending, support: Batch) -> dict[str, Any]:
 
 
 def measure_coverage(
-    subject: Subject, bench: Bench, split: str, seed: int, num_tasks: int, progress: Progress = silent
+    candidate: Candidate, suite: TaskSuite, split: str, seed: int, num_tasks: int, progress: Report = silent
 ) -> Coverage:
     """Of these tasks, with means and without dropout."""
-    inner = descending(subject)
+    inner = descending(candidate)
 
     def on_host(found: dict[str, Any]) -> dict[str, Any]:
         jacobians = found.pop("jacobian", None)
@@ -69,7 +70,7 @@ def measure_coverage(
 
     found = walk(
         lambda learner, task, _: look_at_steps(*opened(learner, task.support)),
-        subject.learner, bench.tasks(subject, split), seed, num_tasks, progress, on_host=on_host,
+        candidate.learner, suite.tasks(candidate, split), seed, num_tasks, progress, on_host=on_host,
     )  # fmt: skip
     singular = found.pop("singular", None)
     if isinstance(inner, LEO) and inner.decoder.linear:

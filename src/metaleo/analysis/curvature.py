@@ -16,18 +16,10 @@ import numpy as np
 from jaxtyping import Array, Float
 from threadpoolctl import threadpool_limits
 
-from metaleo.analysis.paths import (
-    Descending,
-    Progress,
-    code_path,
-    descending,
-    opened,
-    silent,
-    walk,
-    weight_path,
-)
+from metaleo.analysis.paths import Descending, Report, code_path, descending, opened, silent, walk, weight_path
+from metaleo.checkpoints import Candidate
+from metaleo.evaluation.evaluate import TaskSuite
 from metaleo.learners import LEO
-from metaleo.subjects import Bench, Subject
 from metaleo.tasks.task import Batch
 
 POINTS: tuple[str, ...] = ("before", "after")
@@ -141,12 +133,12 @@ def spectrum(held: Any) -> Float[np.ndarray, "task eigenvalue"]:
 
 
 def measure_curvature(
-    subject: Subject, bench: Bench, split: str, seed: int, num_tasks: int, progress: Progress = silent
+    candidate: Candidate, suite: TaskSuite, split: str, seed: int, num_tasks: int, progress: Report = silent
 ) -> Spectra:
     """Eigenvalues for these tasks; in θ for fewer, or none, where it has too many numbers for an exact answer."""
-    inner = descending(subject)
+    inner = descending(candidate)
     network = inner.network
-    codes = bench.way if network.per_class else 1
+    codes = suite.way if network.per_class else 1
     sizes = {"theta": codes * network.size}
     looks: dict[str, tuple[Callable[..., Any], int]] = {}
     if isinstance(inner, LEO):
@@ -154,12 +146,12 @@ def measure_curvature(
         looks["z"] = look_in_z, num_tasks
     if network.linear or sizes["theta"] <= LARGEST:
         looks["theta"] = look_in_theta, num_tasks if network.linear else min(num_tasks, WHOLE_TASKS)
-    tasks, values, total = bench.tasks(subject, split), {}, sum(count for _, count in looks.values())
+    tasks, values, total = suite.tasks(candidate, split), {}, sum(count for _, count in looks.values())
     done = 0
     for space, (look, count) in looks.items():
         points = walk(
             lambda learner, task, _, look=look: look(*opened(learner, task.support)),
-            subject.learner, tasks, seed, count,
+            candidate.learner, tasks, seed, count,
             lambda now, done=done: progress((done + now) * num_tasks // total),
             on_host=lambda points: [spectrum(held) for held in points],
             at_once=50 if network.linear else 5,

@@ -9,19 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from metaleo.checkpoints import Candidate
 from metaleo.errors import BadInput
-from metaleo.evaluation import in_blocks, map_tasks, task_key
+from metaleo.evaluation.evaluate import in_blocks, map_tasks, task_key
 from metaleo.learners import LEO, MAML, Joint, Learner, MetaSGD, Reptile
-from metaleo.model.heads import Head, LinearHead
-from metaleo.model.network import GeneratedHead
-from metaleo.subjects import Subject
+from metaleo.nn.heads import GeneratedHead, Head, LinearHead
 from metaleo.tasks import Episodes, Tasks
-from metaleo.tasks.functions import SinesAndLines
+from metaleo.tasks.sines_and_lines import SinesAndLines
 from metaleo.tasks.task import Batch
 
 Descending = LEO | MAML | MetaSGD | Reptile
 """Learners that take gradient steps."""
-Progress = Callable[[int], None]
+Report = Callable[[int], None]
 
 
 def silent(done: int) -> None:
@@ -79,12 +78,12 @@ def decode(learner: LEO, codes: Float[Array, "point code latent"]) -> Float[Arra
     return jax.vmap(lambda code: learner.decode(code, None))(codes)
 
 
-def descending(subject: Subject) -> Descending:
+def descending(candidate: Candidate) -> Descending:
     """The learner that takes steps, or one line on why there is none."""
-    inner = inside(subject.learner)
+    inner = inside(candidate.learner)
     if not isinstance(inner, Descending):
-        name = subject.config.structure.learner
-        raise BadInput(f"{subject.path} ({name}) takes no gradient steps; LEO, MAML, Meta-SGD and Reptile do")
+        name = candidate.config.structure.learner
+        raise BadInput(f"{candidate.path} ({name}) takes no gradient steps; LEO, MAML, Meta-SGD and Reptile do")
     return inner
 
 
@@ -104,8 +103,8 @@ def draw_labelled(tasks: Tasks, key: PRNGKeyArray) -> Labelled:
         curve, task = tasks.draw(key)
         return Labelled(task.support, curve.is_sine[None].astype(jnp.int32), None)
     if isinstance(tasks, Episodes):
-        picks = tasks.pick(key)
-        return Labelled(tasks.fetch(picks).support, picks.support[:, 0], picks.support)
+        indices = tasks.sample_indices(key)
+        return Labelled(tasks.gather(indices).support, indices.support[:, 0], indices.support)
     raise TypeError(f"{type(tasks).__name__} has no labels")
 
 
@@ -115,7 +114,7 @@ def walk(
     tasks: Tasks,
     seed: int,
     num_tasks: int,
-    progress: Progress = silent,
+    progress: Report = silent,
     *,
     draw: Callable[[Any, PRNGKeyArray], Any] = lambda tasks, key: tasks.sample(key),
     on_host: Callable[[PyTree], PyTree] = lambda values: values,

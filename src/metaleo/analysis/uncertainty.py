@@ -14,13 +14,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from scipy import stats
 
-from metaleo.analysis.paths import Progress, inside, silent, walk
-from metaleo.evaluation import BINS, mean_and_interval
+from metaleo.analysis.paths import Report, inside, silent, walk
+from metaleo.checkpoints import Candidate
+from metaleo.evaluation.evaluate import BINS, TaskSuite, mean_and_interval
+from metaleo.evaluation.regression import Sampled, covered
 from metaleo.learners import LEO, Learner
-from metaleo.predictive import Sampled, covered
-from metaleo.subjects import Bench, Subject
 from metaleo.tasks import Task
-from metaleo.tasks.functions import Curve
+from metaleo.tasks.sines_and_lines import Curve
 
 GROUPS = 10
 """Of tasks: the interval of a number that is no mean over tasks comes from its values in these groups."""
@@ -62,18 +62,18 @@ def answers_of_samples(probabilities: Float[Array, "sample query way"], task: Ta
 
 
 def ask(
-    subject: Subject,
-    bench: Bench,
+    candidate: Candidate,
+    suite: TaskSuite,
     split: str,
     seed: int,
     num_tasks: int,
-    progress: Progress = silent,
+    progress: Report = silent,
     *,
     samples: int,
     query: int | None = None,
 ) -> dict[str, Answers]:
     """Answers of the classifier of the means, and where there is something to draw, of sampled classifiers."""
-    inner = inside(subject.learner)
+    inner = inside(candidate.learner)
     stochastic = isinstance(inner, LEO) and inner.stochastic
 
     def look(learner: Learner, task: Task, key: PRNGKeyArray) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def ask(
             found["samples"] = answers_of_samples(sampled, task) | {"present": task.query.mask}
         return found
 
-    found = walk(look, subject.learner, bench.tasks(subject, split, query), seed, num_tasks, progress, at_once=10)
+    found = walk(look, candidate.learner, suite.tasks(candidate, split, query), seed, num_tasks, progress, at_once=10)
     return {way: Answers(**({"disagreement": None} | values)) for way, values in found.items()}
 
 
@@ -189,12 +189,12 @@ class Functions:
 
 
 def ask_for_functions(
-    subject: Subject,
-    bench: Bench,
+    candidate: Candidate,
+    suite: TaskSuite,
     split: str,
     seed: int,
     num_tasks: int,
-    progress: Progress = silent,
+    progress: Report = silent,
     *,
     samples: int,
 ) -> Functions:
@@ -211,8 +211,8 @@ def ask_for_functions(
             "coverage": within.astype(y.dtype).mean(1),
         }
 
-    tasks = bench.tasks(subject, split)
-    found = walk(look, subject.learner, tasks, seed, num_tasks, progress,
+    tasks = suite.tasks(candidate, split)
+    found = walk(look, candidate.learner, tasks, seed, num_tasks, progress,
                  draw=lambda tasks, key: tasks.draw(key), at_once=10)  # fmt: skip
     return Functions(**found)
 

@@ -1,5 +1,7 @@
 """The command line: a file per command."""
 
+import dataclasses
+import re
 import sys
 import warnings
 from typing import Annotated, Any
@@ -7,9 +9,10 @@ from typing import Annotated, Any
 import tyro
 
 from metaleo import __version__
+from metaleo._jax.devices import enable_compilation_cache, is_first_host, join_hosts, use_all_cores
 from metaleo.cli.adapt import Adapt
 from metaleo.cli.analyse import Analyse
-from metaleo.cli.common import say
+from metaleo.cli.common import console
 from metaleo.cli.compare import Compare
 from metaleo.cli.embed import Embed
 from metaleo.cli.evaluate import Evaluate
@@ -26,10 +29,7 @@ from metaleo.cli.search import Search
 from metaleo.cli.serve import Serve
 from metaleo.cli.split import Split
 from metaleo.cli.train import Train
-from metaleo.compiling import keep_compilations
-from metaleo.devices import use_cores
-from metaleo.errors import BadInput
-from metaleo.population import is_first_host, join_hosts
+from metaleo.errors import BadInput, Interrupted
 
 Command = (
     Annotated[Quickstart, tyro.conf.subcommand("quickstart")]
@@ -60,14 +60,25 @@ def in_one_line(message: Warning | str, *_: Any) -> str:
     return f"metaleo: {message}\n"
 
 
+def as_flags(message: str, command: Any) -> str:
+    """A message of the library, with the arguments that are flags of the command written as such.
+
+    `way=20` becomes `--way 20`, `resume=True` becomes `--resume`, and a name in backticks is a flag alone.
+    """
+    command = getattr(command, "what", command)  # of `metaleo analyse`, the analysis
+    for name in (field.name for field in dataclasses.fields(command)):
+        flag = f"--{name.replace('_', '-')}"
+        message = re.sub(rf"`{name}`|\b{name}=True\b", flag, message)
+        message = re.sub(rf"(?<![\w-]){name}=(?=\S)", f"{flag} ", message)
+    return message
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: one line and exit code 2 for bad input, 130 when interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments in (["--version"], ["-V"]):
         print(f"metaleo {__version__}")
         return
-    from metaleo.journal import Interrupted
-
     command = tyro.cli(
         Command,  # type: ignore[arg-type]
         prog="metaleo",
@@ -75,16 +86,16 @@ def main(arguments: list[str] | None = None) -> None:
         args=arguments,
     )
     warnings.formatwarning = in_one_line
-    keep_compilations()
+    enable_compilation_cache()
     if isinstance(command, TRAINING_OR_TESTING):
-        use_cores()
+        use_all_cores()
     try:
         join_hosts()
         if not is_first_host():
-            say.quiet = True
+            console.quiet = True
         command.run()
     except BadInput as error:
-        say.print(f"metaleo: {error}", markup=False, soft_wrap=True)
+        console.print(f"metaleo: {as_flags(str(error), command)}", markup=False, soft_wrap=True)
         sys.exit(2)
     except Interrupted:
         sys.exit(130)

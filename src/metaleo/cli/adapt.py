@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from metaleo.cli.common import Text, flag, say
+from metaleo.cli.common import Text, console, flag
 from metaleo.errors import BadInput
 
 
@@ -47,12 +47,11 @@ class Adapt:
     """Print what was made as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo.adapted import adapt, find_model
-        from metaleo.config import UNTRAINED
-        from metaleo.examples import read_examples
-        from metaleo.features.networks import NETWORKS
-        from metaleo.files import check_writable
-        from metaleo.trees import read_header
+        from metaleo._io.files import check_writable, read_header
+        from metaleo.estimators.classifier import adapt, find_model
+        from metaleo.estimators.examples import read_examples
+        from metaleo.features.backbone_files import BUILTIN_BACKBONES
+        from metaleo.learners.registry import UNTRAINED
 
         if self.out.suffix != ".safetensors":
             raise BadInput(f"{self.out}: a task file's name ends in .safetensors")
@@ -65,7 +64,7 @@ class Adapt:
         views = self.views or header.get("views", "centre")
         table = read_examples(self.support, network, views, self.label, self.ignore).labelled()
         if table.splits is not None and len(set(table.splits)) > 1:
-            say.print(f"the rows of all splits are used: {', '.join(sorted(set(table.splits)))}")
+            console.print(f"the rows of all splits are used: {', '.join(sorted(set(table.splits)))}")
         if not table.labels:
             raise BadInput(
                 f"{self.support} has no labels; the examples to learn from need a column `label` (or --label)"
@@ -80,15 +79,15 @@ class Adapt:
         found = adapt(model, table.vectors, table.labels)
         about = {"model": str(self.model), "columns": list(table.columns)}
         if network is not None:
-            known = network in NETWORKS and not Path(network).exists()
+            known = network in BUILTIN_BACKBONES and not Path(network).exists()
             about |= {"network": network if known else str(Path(network).resolve()), "views": views}
         found = dataclasses.replace(found, about={**found.about, **about})
         found.save(self.out)
         counts = dict(zip(found.classes, found.about["examples"], strict=True))
         shown = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:10])
         more = f", and {len(counts) - 10} more" if len(counts) > 10 else ""
-        say.print(f"{len(counts)} classes: {shown}{more}", markup=False, soft_wrap=True)
-        say.print(f"{self.out}; predict with:\n  metaleo predict {self.out} QUERY", markup=False, soft_wrap=True)
+        console.print(f"{len(counts)} classes: {shown}{more}", markup=False, soft_wrap=True)
+        console.print(f"{self.out}; predict with:\n  metaleo predict {self.out} QUERY", markup=False, soft_wrap=True)
         if self.json:
             made = {"task": str(self.out), "model": str(self.model), "classes": counts}
             print(json.dumps({**made, "temperature": found.temperature}, indent=2))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from metaleo.cli.common import Int, Text, flag, print_finding, say, speakable, watch
-from metaleo.errors import BadInput
+from metaleo.cli.common import Int, Text, console, flag, json_safe, print_finding, progress
+from metaleo.errors import require_at_least
 
 if TYPE_CHECKING:
-    from metaleo.analysis.findings import Finding, Look
-    from metaleo.subjects import Subject
+    from metaleo.checkpoints import Candidate
+    from metaleo.reporting.findings import AnalysisSettings, Finding
 
 Split = Annotated[Literal["train", "val", "test"] | None, flag("{train,val,test}")]
 Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, flag("RUN")]
@@ -37,34 +37,34 @@ class Analysis:
     json: bool = False
     """Print the numbers as JSON on standard output."""
 
-    def open(self, places: tuple[Path, ...], out: Path, split: str) -> "tuple[list[Subject], Look]":
+    def open(self, sources: tuple[Path, ...], out: Path, split: str) -> "tuple[list[Candidate], AnalysisSettings]":
         """The first model of each run, and where to look at them."""
-        from metaleo.analysis.findings import Look
-        from metaleo.figures import check_figure
-        from metaleo.subjects import Bench, load_subjects
+        from metaleo.checkpoints import load_candidates
+        from metaleo.evaluation.evaluate import TaskSuite
+        from metaleo.plotting.figures import check_figure
+        from metaleo.reporting.findings import AnalysisSettings
 
         check_figure(out)
-        if self.tasks < 1:
-            raise BadInput(f"--tasks must be at least 1, not {self.tasks}")
-        subjects = load_subjects(places, every_seed=False)
-        bench = Bench(subjects, self.data, self.way, self.shot)
+        require_at_least(1, tasks=self.tasks)
+        candidates = load_candidates(sources, every_seed=False)
+        suite = TaskSuite(candidates, self.data, self.way, self.shot)
         if self.split is not None:
-            bench.refuse_for_functions("split")
-        return subjects, Look(bench, self.split or split, self.seed, self.tasks, watch)
+            suite.refuse_for_problem("split")
+        return candidates, AnalysisSettings(suite, self.split or split, self.seed, self.tasks, progress)
 
-    def tell(self, subjects: "list[Subject]", look: "Look", finding: "Finding", out: Path) -> None:
+    def show(self, candidates: "list[Candidate]", settings: "AnalysisSettings", finding: "Finding", out: Path) -> None:
         """The table, the figure, and what is wanted as JSON."""
         print_finding(finding)
-        with say.status("drawing …"):
+        with console.status("drawing …"):
             finding.draw(out)
-        say.print(f"figure: {out}", markup=False, soft_wrap=True)
+        console.print(f"figure: {out}", markup=False, soft_wrap=True)
         if self.json:
-            bench = look.bench
-            settings = {"data": bench.data, "shot": bench.shot, "tasks": self.tasks, "seed": self.seed}
-            if not bench.problem:
-                settings |= {"way": bench.way, "split": look.split}
-            models = [{"name": one.name, "model": str(one.path), **finding.numbers[one.name]} for one in subjects]
-            print(json.dumps(speakable({**settings, "models": models}), indent=2))
+            suite = settings.suite
+            shown = {"data": suite.data, "shot": suite.shot, "tasks": self.tasks, "seed": self.seed}
+            if not suite.problem:
+                shown |= {"way": suite.way, "split": settings.split}
+            models = [{"name": one.name, "model": str(one.path), **finding.numbers[one.name]} for one in candidates]
+            print(json.dumps(json_safe({**shown, "models": models}), indent=2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +92,12 @@ class AnalyseCodes(Analysis):
     """The figure (.png, .pdf or .svg)."""
 
     def run(self) -> None:
-        from metaleo.analysis.findings import look_at_codes
+        from metaleo.reporting.findings import analyse_codes
 
-        (subject,), look = self.open((self.run_or_model,), self.out, "val")
+        (candidate,), settings = self.open((self.run_or_model,), self.out, "val")
         if self.highlight is not None:
-            look.bench.refuse_for_functions("highlight")
-        self.tell([subject], look, look_at_codes(subject, look, self.highlight), self.out)
+            settings.suite.refuse_for_problem("highlight")
+        self.show([candidate], settings, analyse_codes(candidate, settings, self.highlight), self.out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +118,10 @@ class AnalyseCurvature(Analysis):
     """The figure (.png, .pdf or .svg)."""
 
     def run(self) -> None:
-        from metaleo.analysis.findings import look_at_curvature
+        from metaleo.reporting.findings import analyse_curvature
 
-        subjects, look = self.open(self.runs_or_models, self.out, "test")
-        self.tell(subjects, look, look_at_curvature(subjects, look), self.out)
+        candidates, settings = self.open(self.runs_or_models, self.out, "test")
+        self.show(candidates, settings, analyse_curvature(candidates, settings), self.out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,10 +139,10 @@ class AnalyseCoverage(Analysis):
     """The figure (.png, .pdf or .svg)."""
 
     def run(self) -> None:
-        from metaleo.analysis.findings import look_at_coverage
+        from metaleo.reporting.findings import analyse_coverage
 
-        subjects, look = self.open(self.runs_or_models, self.out, "test")
-        self.tell(subjects, look, look_at_coverage(subjects, look), self.out)
+        candidates, settings = self.open(self.runs_or_models, self.out, "test")
+        self.show(candidates, settings, analyse_coverage(candidates, settings), self.out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,14 +169,13 @@ class AnalyseUncertainty(Analysis):
     """The figure (.png, .pdf or .svg)."""
 
     def run(self) -> None:
-        from metaleo.analysis.findings import look_at_uncertainty
+        from metaleo.reporting.findings import analyse_uncertainty
 
-        if self.samples is not None and self.samples < 2:
-            raise BadInput(f"--samples must be at least 2, not {self.samples}")
-        subjects, look = self.open(self.runs_or_models, self.out, "test")
+        require_at_least(2, samples=2 if self.samples is None else self.samples)
+        candidates, settings = self.open(self.runs_or_models, self.out, "test")
         if self.query is not None:
-            look.bench.refuse_for_functions("query")
-        self.tell(subjects, look, look_at_uncertainty(subjects, look, self.samples, self.query), self.out)
+            settings.suite.refuse_for_problem("query")
+        self.show(candidates, settings, analyse_uncertainty(candidates, settings, self.samples, self.query), self.out)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,16 +1,22 @@
 """What the commands share: flags, progress bars, tables."""
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 
-say = Console(stderr=True, highlight=False)
+from metaleo._io.progress import Bar, Progress
+from metaleo.errors import Interrupted
+
+console = Console(stderr=True, highlight=False)
 """For people; standard output is for results."""
 
 
@@ -32,7 +38,33 @@ def given(command: object, kind: type) -> dict[str, object]:
     return {name: value for name, value in vars(command).items() if name in names and value is not None}
 
 
-def progress_bar() -> Progress:
+class ConsoleProgress(Progress):
+    """Progress as messages and live bars on standard error."""
+
+    def say(self, text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def bar(self, name: str, total: int | None = None, note: str = "") -> Iterator[Bar]:
+        with progress_bar() as bars:
+            number = bars.add_task(name, total=total, note=note)
+
+            def update(done: int | None = None, *, total: int | None = None, note: str | None = None) -> None:
+                changes = {"completed": done, "total": total, "note": note}
+                bars.update(number, **{key: value for key, value in changes.items() if value is not None})
+
+            try:
+                yield update
+                update(note=bars.tasks[number].fields["note"].replace("compiling …", "done"))
+            except Interrupted:
+                bars.stop()
+                raise
+
+
+progress = ConsoleProgress()
+
+
+def progress_bar() -> Bars:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=14),
@@ -40,124 +72,56 @@ def progress_bar() -> Progress:
         TimeRemainingColumn(elapsed_when_finished=True),
         TextColumn("{task.fields[note]}"),
     )
-    return Progress(*columns, console=say)
+    return Bars(*columns, console=console)
 
 
-def speakable(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """The same, with None for the numbers that JSON does not know: NaN and the infinities."""
     if isinstance(value, dict):
-        return {name: speakable(one) for name, one in value.items()}
+        return {name: json_safe(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [speakable(one) for one in value]
+        return [json_safe(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def list_unreadable(unreadable: dict[str, str]) -> None:
     """Images that are left out, and why; the first ten by name."""
     for name, why in list(unreadable.items())[:10]:
-        say.print(f"left out {name}: {why}", markup=False, soft_wrap=True)
+        console.print(f"left out {name}: {why}", markup=False, soft_wrap=True)
     if unreadable:
-        say.print(f"{len(unreadable):,} images could not be read and were left out")
-
-
-MERITS = ("validation_accuracy", "validation_loss")
-
-
-def show_merit(merit: dict[str, float], digits: int = 2) -> str:
-    """An accuracy in per cent, or a loss as it is."""
-    ((name, value),) = merit.items()
-    return f"{100 * value:.{digits}f} %" if name.endswith("accuracy") else f"{value:.{digits + 1}f}"
-
-
-def better_merit(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    choose = max if "validation_accuracy" in one else min
-    return choose(one, other, key=lambda merit: next(iter(merit.values())))
-
-
-def train_with_progress(run, name: str, go_on: str = ""):
-    """Train, with a live bar: speed, accuracy (or loss) on training tasks, the best on validation tasks so far.
-
-    Whoever interrupts it is told how to `go_on`, by default with `metaleo train`.
-    """
-    from metaleo import runs
-
-    best: dict[int, dict[str, float]] = {}
-    with progress_bar() as progress:
-        bar = progress.add_task(name, total=run.config.steps, note="compiling …")
-
-        def report(records):
-            step = records[0]["step"]
-            for record in records:
-                own = {name: record[name] for name in MERITS if record.get(name) is not None}
-                if own:
-                    best[record["seed"]] = better_merit(best.get(record["seed"], own), own)
-            training = {name: records[0].get(name) for name in ("query_accuracy", "query_loss")}
-            name = next((name for name, value in training.items() if value is not None), None)
-            note = f"{run.steps_per_second:,.0f} steps/s"
-            if name is not None:
-                note += f" · train {name.removeprefix('query_')} {show_merit({name: training[name]}, 1)}"
-            if best:
-                note += " · val " + ", ".join(show_merit(merit, 1) for merit in best.values())
-            if any(record["skipped"] for record in records):
-                note += f" · [red]{max(record['skipped'] for record in records)} steps skipped (NaN)[/red]"
-            progress.update(bar, completed=step, note=note)
-
-        try:
-            state = run.train(report)
-        except runs.Interrupted:
-            progress.stop()
-            go_on = go_on or f"go on with:\n  metaleo train --resume --out {run.folder}"
-            say.print(f"stopped and saved; {go_on}")
-            raise
-        reached = int(state.step.max())
-        note = progress.tasks[bar].fields["note"].replace("compiling …", "done")  # it may have been done before
-        progress.update(bar, completed=reached, total=reached, note=note)
-    return state
-
-
-def score_with_progress(learner, episodes, seed: int, tasks: int, name: str):
-    from metaleo.evaluation import evaluate
-
-    return watch(name, tasks, lambda heard: evaluate(learner, episodes, seed, tasks, heard))
-
-
-def watch(name: str, tasks: int, work):
-    """Do work on this many tasks, with a bar."""
-    with progress_bar() as progress:
-        bar = progress.add_task(name, total=tasks, note="")
-        return work(lambda done: progress.update(bar, completed=done))
+        console.print(f"{len(unreadable):,} images could not be read and were left out")
 
 
 def print_finding(finding) -> None:
     from rich import box
 
-    say.print(f"\n{finding.title}: {finding.where}", markup=False, soft_wrap=True)
+    console.print(f"\n{finding.title}: {finding.where}", markup=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, collapse_padding=True)
     for index, heading in enumerate(finding.headings):
         table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index > 0)
     for row in finding.rows:
         table.add_row(*row)
-    say.print(table)
-    say.print(finding.note, markup=False)
+    console.print(table)
+    console.print(finding.note, markup=False)
 
 
-def print_reports(title: str, reports: dict) -> None:
+def print_evaluations(title: str, evaluations: dict) -> None:
     import statistics
 
     table = Table(title=title, title_justify="left")
     for column in ("", "accuracy (95 %)", "NLL", "calibration error"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    for name, report in reports.items():
+    for name, found in evaluations.items():
         table.add_row(
             name,
-            f"{100 * report.accuracy:.2f} ± {100 * report.accuracy_interval:.2f} %",
-            f"{report.nll:.3f} ± {report.nll_interval:.3f}",
-            f"{100 * report.calibration_error:.1f} %",
+            f"{100 * found.accuracy:.2f} ± {100 * found.accuracy_interval:.2f} %",
+            f"{found.nll:.3f} ± {found.nll_interval:.3f}",
+            f"{100 * found.calibration_error:.1f} %",
         )
-    say.print(table)
-    if len(reports) > 1 and all(name.startswith("seed ") for name in reports):
-        accuracies = [100 * report.accuracy for report in reports.values()]
-        say.print(
+    console.print(table)
+    if len(evaluations) > 1 and all(name.startswith("seed ") for name in evaluations):
+        accuracies = [100 * found.accuracy for found in evaluations.values()]
+        console.print(
             f"over {len(accuracies)} seeds: {statistics.mean(accuracies):.2f} ± {statistics.stdev(accuracies):.2f} % "
             "(mean ± standard deviation)"
         )

@@ -3,12 +3,18 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
+from rich import box
+from rich.table import Table
 
-from metaleo.config import LEARNERS
-from metaleo.data.store import EMBEDDED
+from metaleo.cli.common import console, progress
+from metaleo.data.feature_files import BUILTIN
+from metaleo.learners.registry import LEARNERS
+
+if TYPE_CHECKING:
+    from metaleo.experiments.compare import Comparison, ComparisonRow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +53,24 @@ class Compare:
     """Print the results as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo.compare import Plan, compare
+        from metaleo.experiments.compare import Comparison, compare
 
-        source = self.data if self.data in EMBEDDED else str(Path(self.data).resolve())
-        plan = Plan(source, self.shot, self.learners, self.way, self.steps, self.tasks, self.seed)
-        results = compare(plan, self.out, self.overwrite)
+        source = self.data if self.data in BUILTIN else str(Path(self.data).resolve())
+        plan = Comparison(source, self.shot, self.learners, self.way, self.steps, self.tasks, self.seed)
+        results = compare(plan, self.out, self.overwrite, progress, lambda shot, rows: print_rows(plan, shot, rows))
         if self.json:
             print(json.dumps(results, indent=2))
+
+
+def print_rows(plan: "Comparison", shot: int, rows: "list[ComparisonRow]") -> None:
+    from metaleo.experiments.compare import cells, columns
+
+    console.print(f"\n{plan.way}-way {shot}-shot, the same {plan.tasks:,} test tasks (±: 95 %; ECE: calibration error)")
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    for name in columns(plan.reference):
+        heading = "\n".join(name.rsplit(" ", 1))  # so that the longest names fit eighty columns
+        table.add_column(heading, justify="left" if name == "learner" else "right", no_wrap=True)
+    for row in rows:
+        style = "bold" if row.learner == plan.reference else None
+        table.add_row(*cells(row, plan.reference), style=style)
+    console.print(table, "")

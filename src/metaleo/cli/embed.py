@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from metaleo.cli.common import Place, Text, list_unreadable, progress_bar, say
+from metaleo.cli.common import Place, Text, console, list_unreadable, progress_bar
 from metaleo.errors import BadInput
 
 
@@ -55,11 +55,11 @@ class Embed:
 
     def run(self) -> None:
         from metaleo.cli.pretrain import packed_or
+        from metaleo.features.backbone_files import load_backbone
+        from metaleo.features.datasets import open_images
         from metaleo.features.embed import Export, embed
-        from metaleo.features.images import open_images
-        from metaleo.features.networks import load_network
 
-        file = load_network(self.network)
+        file = load_backbone(self.network)
         source = self.images
         if source is None:
             source = packed_or(file.header.get("config", {}).get("images", ""), self.network)
@@ -82,7 +82,7 @@ class Embed:
             raise BadInput(
                 f"the images have {images.channels} channels, the network takes {file.architecture.channels}"
             )
-        say.print(f"{source}: {images.describe()}")
+        console.print(f"{source}: {images.describe()}")
         export = Export(
             tuple((layer, "raw" if self.raw else "rectified") for layer in layers),
             self.views,
@@ -98,7 +98,7 @@ class Embed:
             rows = embed(images, file, export, targets, lambda done: progress.update(bar, completed=done, note=""))
         list_unreadable(images.unreadable)
         shown = ", ".join(map(str, targets))
-        say.print(f"{shown}; meta-train on it with:\n  metaleo train --data {targets[0]}")
+        console.print(f"{shown}; meta-train on it with:\n  metaleo train --data {targets[0]}")
         if self.json:
             made = {"files": [str(each) for each in targets], "rows": rows, "unreadable": images.unreadable}
             print(json.dumps(made, indent=2))

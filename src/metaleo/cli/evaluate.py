@@ -2,16 +2,20 @@
 
 import dataclasses
 import json
+import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+from rich import box
+from rich.table import Table
 
-from metaleo.cli.common import Int, Place, Text, flag, print_reports, score_with_progress, speakable
-from metaleo.errors import BadInput
+from metaleo.cli.common import Int, Place, Text, console, flag, json_safe, print_evaluations, progress
+from metaleo.errors import BadInput, require_at_least
 
 if TYPE_CHECKING:
-    from metaleo.subjects import Bench, Subject
+    from metaleo.checkpoints import Candidate
+    from metaleo.evaluation.evaluate import TaskSuite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,55 +59,84 @@ class Evaluate:
     """Print the results as JSON on standard output."""
 
     def run(self) -> None:
+        from metaleo.checkpoints import load_candidates
         from metaleo.engines import use_engine
-        from metaleo.subjects import Bench, load_subjects
+        from metaleo.evaluation.evaluate import TaskSuite
 
-        if self.tasks < 1:
-            raise BadInput(f"--tasks must be at least 1, not {self.tasks}")
-        if self.samples is not None and self.samples < 2:
-            raise BadInput(f"--samples must be at least 2, not {self.samples}")
-        subjects = load_subjects(self.runs_or_models)
-        bench = Bench(subjects, self.data, self.way, self.shot)
+        require_at_least(1, tasks=self.tasks)
+        require_at_least(2, samples=2 if self.samples is None else self.samples)
+        candidates = load_candidates(self.runs_or_models)
+        suite = TaskSuite(candidates, self.data, self.way, self.shot)
         with use_engine(self.engine):
-            (self.test_functions if bench.problem else self.test_classes)(subjects, bench)
+            (self.test_functions if suite.problem else self.test_classes)(candidates, suite)
 
-    def test_classes(self, subjects: "list[Subject]", bench: "Bench") -> None:
-        from metaleo.evaluation import summarise, write_scores
+    def test_classes(self, candidates: "list[Candidate]", suite: "TaskSuite") -> None:
+        from metaleo.evaluation.evaluate import score_learner, summarise, write_scores
 
         if self.samples is not None:
             raise BadInput("--samples is for sines and lines; classifiers are tested with their means")
         split = self.split or "test"
         scores = {}
-        for one in subjects:
-            episodes = bench.tasks(one, "train+val+test" if split == "all" else split, self.query)
-            scores[one.name] = score_with_progress(one.learner, episodes, self.seed, self.tasks, one.path.name)
-        reports = {name: summarise(score) for name, score in scores.items()}
+        for one in candidates:
+            episodes: Any = suite.tasks(one, "train+val+test" if split == "all" else split, self.query)
+            with progress.bar(one.path.name, self.tasks) as bar:
+                scores[one.name] = score_learner(one.learner, episodes, self.seed, self.tasks, bar)
+        found = {name: summarise(score) for name, score in scores.items()}
         if self.per_task is not None:
             write_scores(self.per_task, scores)
-        print_reports(f"{bench.kind}, {self.tasks:,} {split} tasks of {bench.data}, seed {self.seed}", reports)
+        print_evaluations(f"{suite.kind}, {self.tasks:,} {split} tasks of {suite.data}, seed {self.seed}", found)
         if self.json:
             result = {
-                "data": bench.data, "split": split, "way": bench.way, "shot": bench.shot, "query": self.query,
+                "data": suite.data, "split": split, "way": suite.way, "shot": suite.shot, "query": self.query,
                 "seed": self.seed,
-                "models": [{"model": str(one.path), "seed": one.model.header["seed"], **vars(reports[one.name])}
-                           for one in subjects],
+                "models": [{"model": str(one.path), "seed": one.model.header["seed"], **vars(found[one.name])}
+                           for one in candidates],
             }  # fmt: skip
-            print(json.dumps(speakable(result), indent=2))
+            print(json.dumps(json_safe(result), indent=2))
 
-    def test_functions(self, subjects: "list[Subject]", bench: "Bench") -> None:
-        from metaleo.sines_and_lines import judge_models, print_functions, write_function_scores
+    def test_functions(self, candidates: "list[Candidate]", suite: "TaskSuite") -> None:
+        from metaleo.evaluation.regression import evaluate_function_models, write_function_scores
 
         for name in ("query", "split"):
             if getattr(self, name) is not None:
-                bench.refuse_for_functions(name)
+                suite.refuse_for_problem(name)
         samples = self.samples or 100
-        models = {one.name: one.model for one in subjects}
-        results, scores = judge_models(models, bench.shot, self.seed, self.tasks, samples)
+        models = {one.name: one.model for one in candidates}
+        results, scores = evaluate_function_models(models, suite.shot, self.seed, self.tasks, samples, progress)
         if self.per_task is not None:
             write_function_scores(self.per_task, scores)
-        print_functions(f"{bench.kind}, {self.tasks:,} tasks, seed {self.seed}", results)
+        print_functions(f"{suite.kind}, {self.tasks:,} tasks, seed {self.seed}", results)
         if self.json:
-            settings = {"problem": bench.problem, "shot": bench.shot, "seed": self.seed, "samples": samples}
-            places = {one.name: str(one.path) for one in subjects}
-            rows = [{"name": name, "model": places.get(name), **result} for name, result in results.items()]
-            print(json.dumps(speakable({**settings, "models": rows}), indent=2))
+            settings = {"problem": suite.problem, "shot": suite.shot, "seed": self.seed, "samples": samples}
+            paths = {one.name: str(one.path) for one in candidates}
+            rows = [{"name": name, "model": paths.get(name), **result} for name, result in results.items()]
+            print(json.dumps(json_safe({**settings, "models": rows}), indent=2))
+
+
+def print_functions(title: str, results: dict[str, dict[str, Any]]) -> None:
+    console.print(f"\n{title} (±: 95 %; cover: 90 % intervals, as they are and calibrated)", soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, collapse_padding=True)
+    for heading in ("", "MSE", "sines", "lines", "NLL", "CRPS", "cover", "calibr.", "rank\ncorr.", "both\nkinds"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for name, row in results.items():
+        spread = row["spread"] > 1e-6
+        table.add_row(
+            name,
+            f"{row['mse']:.3f} ± {row['mse_interval']:.3f}",
+            f"{row['sine_mse']:.3f}",
+            f"{row['line_mse']:.3f}",
+            f"{row['nll']:.2f}",
+            f"{row['crps']:.3f}",
+            f"{100 * row['coverage']:.1f} %",
+            f"{100 * row['calibrated_coverage']:.1f} %" if spread else "–",
+            f"{row['rank_correlation']:.2f}" if spread else "–",
+            f"{100 * row['both_families']:.0f} %" if spread and row["sine_shares"] else "–",
+        )
+    console.print(table)
+    for run in sorted({name.rpartition("seed ")[0] for name in results if "seed " in name}):
+        errors = [row["mse"] for name, row in results.items() if name.startswith(f"{run}seed ")]
+        if len(errors) > 1:
+            mean, deviation = statistics.mean(errors), statistics.stdev(errors)
+            console.print(
+                f"{run}MSE over {len(errors)} seeds: {mean:.3f} ± {deviation:.3f} (mean ± standard deviation)"
+            )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import Int, say
+from metaleo.cli.common import Int, console
 from metaleo.errors import BadInput
 
 
@@ -38,22 +38,22 @@ class Export:
     """Print what was made as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo.export import export
-        from metaleo.files import check_writable
-        from metaleo.runs import model_paths
+        from metaleo._io.files import check_writable
+        from metaleo.checkpoints import model_paths
+        from metaleo.export import export_onnx
 
         if self.out.suffix != ".onnx":
             raise BadInput(f"{self.out}: the file's name has to end in .onnx")
         if self.out.exists() and not self.overwrite:
             raise BadInput(f"{self.out} exists; replace it with --overwrite, or choose another --out")
         check_writable(self.out)
-        made = export(model_paths(self.model)[0], self.out, self.way, self.shot)
+        made = export_onnx(model_paths(self.model)[0], self.out, self.way, self.shot)
         kind = f"{made['learner']}, {made['way']}-way {made['shot']}-shot, temperature {made['temperature']:.3g}"
-        say.print(f"{self.out}: {kind}, {made['bytes'] / 1e6:.2f} MB", markup=False, soft_wrap=True)
+        console.print(f"{self.out}: {kind}, {made['bytes'] / 1e6:.2f} MB", markup=False, soft_wrap=True)
         difference = made["largest_difference"]
         if difference is None:
-            say.print("not compared with JAX: onnxruntime is not installed")
+            console.print("not compared with JAX: onnxruntime is not installed")
         else:
-            say.print(f"largest difference from JAX's probabilities on random rows: {difference:.1e}")
+            console.print(f"largest difference from JAX's probabilities on random rows: {difference:.1e}")
         if self.json:
             print(json.dumps({"model": str(self.model), "out": str(self.out), **made}, indent=2))

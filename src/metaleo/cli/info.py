@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import flag, say
+from metaleo.cli.common import console, flag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Info:
     """Print all that is known as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo.cards import describe
+        from metaleo.reporting.cards import describe_files
 
-        cards = describe(self.file)
+        cards = describe_files(self.file)
         for card in cards:
             for name, value in card.items():
                 if not isinstance(value, dict | list):
-                    say.print(f"{name + ':':22}{value}", markup=False, soft_wrap=True)
+                    console.print(f"{name + ':':22}{value}", markup=False, soft_wrap=True)
             if card is not cards[-1]:
-                say.print()
+                console.print()
         if self.json:
             print(json.dumps(cards, indent=2))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import Int, list_unreadable, progress_bar, say
+from metaleo.cli.common import Int, console, list_unreadable, progress_bar
 from metaleo.errors import BadInput
 
 
@@ -39,24 +39,25 @@ class Pack:
     """Print the result as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo.features.images import open_images, pack
+        from metaleo.features.datasets import open_images
+        from metaleo.features.images import pack
 
         if self.out.suffix != ".safetensors":
             raise BadInput(f"{self.out}: a packed file's name ends in .safetensors")
         if self.out.exists() and not self.overwrite:
             raise BadInput(f"{self.out} exists; replace it with --overwrite, or choose another --out")
         images = open_images(self.source, self.side)
-        say.print(f"{self.source}: {images.describe()}", markup=False, soft_wrap=True)
+        console.print(f"{self.source}: {images.describe()}", markup=False, soft_wrap=True)
         with progress_bar() as progress:
             bar = progress.add_task("pack", total=len(images), note="")
             try:
                 packed = pack(images, self.out, lambda done: progress.update(bar, completed=done))
             except KeyboardInterrupt:
                 progress.stop()
-                say.print(f"stopped; {self.out} was not written", markup=False)
+                console.print(f"stopped; {self.out} was not written", markup=False)
                 raise SystemExit(130) from None
         list_unreadable(images.unreadable)
-        say.print(f"{self.out}: {packed.describe()}", markup=False, soft_wrap=True)
+        console.print(f"{self.out}: {packed.describe()}", markup=False, soft_wrap=True)
         if self.json:
             counts = {split: packed.splits.count(split) for split in ("train", "val", "test")}
             sizes = {"images": len(packed), "classes": counts, "side": packed.side, "channels": packed.channels}

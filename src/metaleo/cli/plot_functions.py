@@ -7,9 +7,10 @@ from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import Int, say
-from metaleo.config import PROBLEMS, TrainConfig
+from metaleo.cli.common import Int, console
+from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput
+from metaleo.tasks import PROBLEMS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +41,15 @@ class PlotFunctions:
     """Print what is drawn as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo import runs
-        from metaleo.checkpoint import load_model
-        from metaleo.figures import check_figure, plot_functions
-        from metaleo.sines_and_lines import choose_tasks
+        from metaleo.checkpoints import load_model, model_paths
+        from metaleo.plotting.figures import check_figure
+        from metaleo.plotting.functions import choose_tasks, plot_functions
 
         for name, least, most in (("panels", 1, 24), ("samples", 1, 1000)):
             if not least <= getattr(self, name) <= most:
                 raise BadInput(f"--{name} must be between {least} and {most}, not {getattr(self, name)}")
         check_figure(self.out)
-        path = runs.model_paths(self.run_or_model)[0]
+        path = model_paths(self.run_or_model)[0]
         model = load_model(path)
         config = TrainConfig.from_json(model.header["config"])
         if config.data not in PROBLEMS:
@@ -58,7 +58,7 @@ class PlotFunctions:
             model, config.shot if self.shot is None else self.shot, self.seed, self.panels, self.samples
         )
         plot_functions(self.out, shown)
-        say.print(f"figure: {self.out}", markup=False, soft_wrap=True)
+        console.print(f"figure: {self.out}", markup=False, soft_wrap=True)
         if self.json:
             panels = [
                 {"title": task.title, "x": task.x.tolist(), "truth": task.truth.tolist(),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from metaleo.cli.common import Place, Text, flag, say
+from metaleo.cli.common import Place, Text, console, flag
 from metaleo.errors import BadInput
 
 
@@ -52,9 +52,9 @@ class Predict:
     """Print the predictions as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo.adapted import load_task, predict
-        from metaleo.examples import read_examples
-        from metaleo.files import check_writable, write_text
+        from metaleo._io.files import check_writable, write_text
+        from metaleo.estimators.classifier import load_task, predict
+        from metaleo.estimators.examples import read_examples
 
         if not 0 <= self.unsure_below <= 1:
             raise BadInput(f"--unsure-below is a probability, not {self.unsure_below}")
@@ -91,11 +91,11 @@ class Predict:
         if self.out is not None:
             write_text(self.out, json.dumps(result, indent=2) + "\n" if self.out.suffix == ".json" else as_csv(rows))
         unsure = sum(row["unsure"] for row in rows)
-        say.print(f"{len(rows):,} predictions, {unsure:,} unsure")
+        console.print(f"{len(rows):,} predictions, {unsure:,} unsure")
         if not task.about.get("calibrated"):
-            say.print("these probabilities are not calibrated: the model has learned no temperature")
+            console.print("these probabilities are not calibrated: the model has learned no temperature")
         if "accuracy" in result:
-            say.print(f"{100 * result['accuracy']:.1f} % of the {result['labelled']:,} that have a label are right")
+            console.print(f"{100 * result['accuracy']:.1f} % of the {result['labelled']:,} that have a label are right")
 
 
 def judged(rows: list[dict[str, Any]], labels: list[str] | None) -> dict[str, Any]:

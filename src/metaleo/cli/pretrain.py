@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from metaleo.cli.common import Float, Int, Place, Text, YesNo, given, list_unreadable, progress_bar, say
+from metaleo.cli.common import Float, Int, Place, Text, YesNo, console, given, list_unreadable, progress_bar
 from metaleo.errors import BadInput
 
 
@@ -66,7 +66,7 @@ class Pretrain:
     """At its highest (the recipe's)."""
     l2: Float = None
     """Weight of the L2 term (the recipe's)."""
-    keep: Float = None
+    keep_prob: Float = None
     """Probability that dropout in the blocks keeps a number (the recipe's)."""
     least_area: Float = None
     """Smallest share of an image that a random crop takes (the recipe's)."""
@@ -84,8 +84,8 @@ class Pretrain:
         import jax
 
         from metaleo.features.pretrain import split_training
+        from metaleo.features.pretrain_run import PretrainConfig
         from metaleo.features.recipes import find_architecture, find_recipe, second_of_third_group
-        from metaleo.features.run import PretrainConfig
 
         architecture = find_architecture(self.network)
         changes = given(self, type(architecture)) | {"channels": images.channels}
@@ -106,9 +106,11 @@ class Pretrain:
         return config
 
     def run(self) -> None:
-        from metaleo.features.images import check_classes, open_images
-        from metaleo.features.run import PretrainConfig, PretrainRun
-        from metaleo.journal import Interrupted, claim
+        from metaleo._io.run_log import claim_run_folder
+        from metaleo.errors import Interrupted
+        from metaleo.features.datasets import open_images
+        from metaleo.features.images import check_image_classes
+        from metaleo.features.pretrain_run import PretrainConfig, PretrainRun
 
         if self.resume and self.overwrite:
             raise BadInput("--resume keeps a run and --overwrite replaces it; give one of them")
@@ -120,12 +122,12 @@ class Pretrain:
         known = PretrainConfig.read(folder / "config.json") if self.resume else None
         source = self.images or (known.images if known else "")
         images = open_images(source) if not self.resume else open_images(packed_or(source, folder))
-        check_classes(images.subset("train"), 2)
+        check_image_classes(images.subset("train"), 2)
         config = known or self.resolve(absolute(source), images)
         PretrainRun(config, folder, images)  # bad data says so before the folder is touched
         if not self.resume:
-            claim(folder, config.to_json(), self.overwrite)
-        say.print(f"{source}: {images.describe()}")
+            claim_run_folder(folder, config.to_json(), self.overwrite)
+        console.print(f"{source}: {images.describe()}")
         images = quick(images, folder)
         run = PretrainRun(config, folder, images)
         with progress_bar() as progress:
@@ -149,10 +151,10 @@ class Pretrain:
                 run.train(report, watch, make_probe(images))
             except Interrupted:
                 progress.stop()
-                say.print(f"stopped and saved; go on with:\n  metaleo pretrain --resume --out {folder}")
+                console.print(f"stopped and saved; go on with:\n  metaleo pretrain --resume --out {folder}")
                 raise
         last = last_record(folder)
-        say.print(f"{folder}/network.safetensors; features with:\n  metaleo embed {folder} --images {source}")
+        console.print(f"{folder}/network.safetensors; features with:\n  metaleo embed {folder} --images {source}")
         if self.json:
             print(json.dumps({"run": str(folder), "config": config.to_json(), "last": last}, indent=2))
 
@@ -167,7 +169,12 @@ def check_config(config) -> None:
         raise BadInput("--width must be at least 1 and --side at least 16")
     if architecture.kind == "wrn" and (architecture.depth < 10 or (architecture.depth - 4) % 6):
         raise BadInput(f"--depth of a wide residual network is 6n + 4 (10, 16, 22, 28, …), not {architecture.depth}")
-    for name, least, most in (("keep", 1 / 256, 1), ("smoothing", 0, 1), ("average", 0, 1), ("least_area", 0.01, 1)):
+    for name, least, most in (
+        ("keep_prob", 1 / 256, 1),
+        ("smoothing", 0, 1),
+        ("average", 0, 1),
+        ("least_area", 0.01, 1),
+    ):
         if not least <= getattr(recipe, name) <= most:
             shown = name.replace("_", "-")
             raise BadInput(f"--{shown} must be from {least:.3g} to {most}, not {getattr(recipe, name)}")
@@ -182,7 +189,7 @@ def check_config(config) -> None:
 
 def absolute(source: str) -> str:
     """A source that means the same from any folder."""
-    from metaleo.features.benchmarks import SAMPLE
+    from metaleo.features.datasets import SAMPLE
 
     if source == SAMPLE:
         return source
@@ -215,7 +222,7 @@ def make_probe(images):
     import numpy as np
 
     from metaleo.data.metaset import MetaSet
-    from metaleo.evaluation import evaluate
+    from metaleo.evaluation.evaluate import score_learner
     from metaleo.features.embed import embed_slab
     from metaleo.learners import NearestCentroid
     from metaleo.tasks.episodes import Episodes
@@ -233,7 +240,7 @@ def make_probe(images):
         metaset = MetaSet.from_labels(features[readable].astype(np.float32), labels, np.full(len(labels), "val"))
         episodes = {shot: Episodes.over(metaset, 5, shot, None) for shot in (1, 5)}
         return {
-            f"centroid_{shot}shot": float(evaluate(NearestCentroid(), each, 0, 1000).accuracy.mean())
+            f"centroid_{shot}shot": float(score_learner(NearestCentroid(), each, 0, 1000).accuracy.mean())
             for shot, each in episodes.items()
         }
 
@@ -241,6 +248,6 @@ def make_probe(images):
 
 
 def last_record(folder: Path) -> dict:
-    from metaleo.journal import read_metrics
+    from metaleo._io.run_log import read_metrics
 
     return read_metrics(folder / "metrics.jsonl")[-1]

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from metaleo.cli.common import say
+from metaleo.cli.common import print_evaluations, progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,22 @@ class Quickstart:
     """Print the results as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo.quickstart import quickstart
+        import jax
 
-        results = quickstart(self, say)
+        from metaleo.experiments.quickstart import quickstart
+
+        found = quickstart(self.out, self.steps, self.tasks, self.seed, self.overwrite, progress)
+        print_evaluations(
+            f"5-way 1-shot, the same {self.tasks:,} tasks of 20 unseen classes ({jax.default_backend()})", found
+        )
+        progress.say(
+            f"models and metrics: {self.out}/leo, {self.out}/meta-sgd\nfigure: {self.out}/learning-curves.png\n\n"
+            "next:\n"
+            f"  metaleo evaluate {self.out}/leo --way 10 --shot 5   # another kind of task\n"
+            "  metaleo train --shot 5                # a 5-shot LEO\n"
+            "  metaleo train --data features.npz     # your own features (metaleo train --help)"
+        )
         if self.json:
-            print(json.dumps(results, indent=2))
+            results = {title: dataclasses.asdict(one) for title, one in found.items()}
+            settings = {"tasks": self.tasks, "seed": self.seed, "steps": self.steps}
+            print(json.dumps({**settings, "results": results}, indent=2))

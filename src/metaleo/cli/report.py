@@ -8,8 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import Int, Text, flag, say, watch
-from metaleo.errors import BadInput
+from metaleo.cli.common import Int, Text, console, flag, progress
+from metaleo.errors import BadInput, require_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,36 +45,35 @@ class Report:
     """Print where the page is, and what is on it, as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo.analysis.findings import Look
-        from metaleo.files import check_writable, write_text
-        from metaleo.report import sections, write_page
-        from metaleo.subjects import Bench, load_subjects
+        from metaleo._io.files import check_writable, write_text
+        from metaleo.checkpoints import load_candidates
+        from metaleo.evaluation.evaluate import TaskSuite
+        from metaleo.reporting.findings import AnalysisSettings
+        from metaleo.reporting.page import sections, write_page
 
-        for name in ("tasks", "test_tasks"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        require_at_least(1, tasks=self.tasks, test_tasks=self.test_tasks)
         if self.out.suffix not in (".html", ".htm"):
             raise BadInput(f"--out is a page, its name ends in .html; {self.out.name} does not")
         check_writable(self.out)
-        models = load_subjects(self.runs_or_models)
-        subjects = load_subjects(self.runs_or_models, every_seed=False)
-        bench = Bench(models, self.data, self.way, self.shot)
-        look = Look(bench, "test", self.seed, self.tasks, watch)
-        look.check(models)
-        parts = []
-        for part in sections(models, subjects, look, self.test_tasks):
-            say.print(part.title, markup=False, soft_wrap=True)
-            parts.append(part)
-        write_text(self.out, write_page(parts, models, bench, self.command()))
-        say.print(f"page: {self.out}", markup=False, soft_wrap=True)
+        models = load_candidates(self.runs_or_models)
+        candidates = load_candidates(self.runs_or_models, every_seed=False)
+        suite = TaskSuite(models, self.data, self.way, self.shot)
+        settings = AnalysisSettings(suite, "test", self.seed, self.tasks, progress)
+        settings.check(models)
+        page = []
+        for part in sections(models, candidates, settings, self.test_tasks):
+            console.print(part.title, markup=False, soft_wrap=True)
+            page.append(part)
+        write_text(self.out, write_page(page, models, suite, self.command()))
+        console.print(f"page: {self.out}", markup=False, soft_wrap=True)
         if self.json:
-            print(json.dumps({"page": str(self.out), "sections": [part.title for part in parts]}, indent=2))
+            print(json.dumps({"page": str(self.out), "sections": [part.title for part in page]}, indent=2))
 
     def command(self) -> str:
         """What makes this page again."""
-        words = ["metaleo", "report", *map(str, self.runs_or_models)]
+        parts = ["metaleo", "report", *map(str, self.runs_or_models)]
         for field in dataclasses.fields(self)[1:]:
             value = getattr(self, field.name)
             if field.name != "json" and value != field.default:
-                words += [f"--{field.name.replace('_', '-')}", str(value)]
-        return shlex.join(words)
+                parts += [f"--{field.name.replace('_', '-')}", str(value)]
+        return shlex.join(parts)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from metaleo.cli.common import Int, Place, Text, say
+from metaleo.cli.common import Int, Place, Text, progress
 from metaleo.errors import BadInput
 
 
@@ -55,8 +55,8 @@ class Reproduce:
     """Print the report as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo import data
-        from metaleo.protocol import ROWS, Protocol, reproduce
+        from metaleo.data.feature_files import load_data
+        from metaleo.experiments.reproduce import ROWS, ReproductionPlan, reproduce
 
         if self.data is None and self.dataset != "sample":
             raise BadInput(
@@ -64,30 +64,30 @@ class Reproduce:
                 "embeddings; `metaleo reproduce sample` needs nothing"
             )
         source = "sample" if self.data is None else str(Path(self.data).resolve())
-        metaset = data.load(source)
+        metaset = load_data(source)
         quick = {
             "trials": 8, "search_steps": 400, "halvings": 2, "final_steps": 400, "validate_every": 50,
             "validation_tasks": 200, "seeds": 2, "tasks": 1000,
         }  # fmt: skip
         names = ("trials", "search_steps", "final_steps", "seeds", "tasks")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        protocol = Protocol(self.dataset, source, seed=self.seed, **((quick if self.quick else {}) | given))
+        plan = ReproductionPlan(self.dataset, source, seed=self.seed, **((quick if self.quick else {}) | given))
         shots = self.shot or ((1,) if self.quick else (1, 5))
         rows = tuple(ROWS) if "all" in self.rows else self.rows
         folder = self.out or Path(f"reproduce-{self.dataset}")
-        say.print(f"{source}: {metaset.describe()}", markup=False, soft_wrap=True)
-        report = reproduce(protocol, metaset, shots, rows, folder, self.command(shots, given))
-        say.print(f"report: {folder}/report.md, .json, .png", markup=False)
+        progress.say(f"{source}: {metaset.describe()}")
+        report = reproduce(plan, metaset, shots, rows, folder, self.command(shots, given), progress)
+        progress.say(f"report: {folder}/report.md, .json, .png")
         if self.json:
             print(json.dumps(report, indent=2))
 
     def command(self, shots: tuple[int, ...], given: dict[str, int]) -> str:
         """What to type for the same numbers."""
-        words = ["metaleo", "reproduce", self.dataset]
-        words += ["--data", Path(self.data).name] if self.data else []
-        words += ["--shot", *map(str, shots)]
-        words += [] if "all" in self.rows else ["--rows", *self.rows]
-        words += ["--quick"] if self.quick else []
+        parts = ["metaleo", "reproduce", self.dataset]
+        parts += ["--data", Path(self.data).name] if self.data else []
+        parts += ["--shot", *map(str, shots)]
+        parts += [] if "all" in self.rows else ["--rows", *self.rows]
+        parts += ["--quick"] if self.quick else []
         for name, value in (given | ({"seed": self.seed} if self.seed else {})).items():
-            words += [f"--{name.replace('_', '-')}", str(value)]
-        return shlex.join(words)
+            parts += [f"--{name.replace('_', '-')}", str(value)]
+        return shlex.join(parts)

@@ -1,9 +1,7 @@
 """`metaleo search`."""
 
-import contextlib
 import dataclasses
 import json
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +9,8 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from metaleo.cli.common import Int, Text, progress_bar, say
-from metaleo.cli.train import Train
-from metaleo.config import TrainConfig
+from metaleo.cli.common import Int, Text, console, progress
 from metaleo.errors import BadInput
-from metaleo.population import is_first_host, meet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Search:
     """random: the paper's search; tpe: later batches are drawn near what did well in earlier ones."""
     batch: Int = None
     """Trials taken at once and halved among themselves (all for random, 16 for tpe)."""
-    lanes: Int = None
+    replicas: Int = None
     """Trials trained at the same time, over all devices (16 for each GPU, 4 for each CPU)."""
     validate_every: int = 500
     """Meta-steps between validations."""
@@ -72,9 +67,11 @@ class Search:
     """Print the trials as JSON on standard output, best first."""
 
     def run(self) -> None:
-        from metaleo import data
-        from metaleo.config import UNTRAINED
-        from metaleo.search import SearchConfig
+        from metaleo.config.presets import resolve_config
+        from metaleo.data.feature_files import load_data
+        from metaleo.learners.registry import UNTRAINED
+        from metaleo.search.random_search import SearchConfig
+        from metaleo.search.run_search import run_search
 
         if self.learner in UNTRAINED:
             raise BadInput(f"{self.learner} has nothing to learn, so nothing to search for")
@@ -84,14 +81,15 @@ class Search:
         for name in ("trials", "steps", "validate_every", "validation_tasks"):
             if getattr(self, name) < 1:
                 raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        if batch < 1 or (self.lanes is not None and self.lanes < 1):
-            raise BadInput("--batch and --lanes must be at least 1")
+        if batch < 1 or (self.replicas is not None and self.replicas < 1):
+            raise BadInput("--batch and --replicas must be at least 1")
         if not 0 <= self.halvings <= 10:
             raise BadInput(f"--halvings must be between 0 and 10, not {self.halvings}")
         if self.lost_after <= 0:
             raise BadInput(f"--lost-after must be above 0, not {self.lost_after}")
-        metaset = data.load(self.data)
-        flags = Train(
+        metaset = load_data(self.data)
+        train = resolve_config(
+            metaset.dim,
             data=self.data,
             learner=self.learner,
             way=self.way,
@@ -101,107 +99,32 @@ class Search:
             validate_every=self.validate_every,
             validation_tasks=self.validation_tasks,
         )
-        config = SearchConfig(flags.resolve(metaset.dim), self.trials, self.halvings, self.sampler, batch)
-        say.print(f"{config.train.data}: {metaset.describe()}", markup=False, soft_wrap=True)
+        config = SearchConfig(train, self.trials, self.halvings, self.sampler, batch)
+        console.print(f"{config.train.data}: {metaset.describe()}", markup=False, soft_wrap=True)
         title = f"{self.learner}, {self.way}-way {self.shot}-shot"
-        say.print(f"{title}: {self.trials} trials of {self.steps:,} meta-steps → {self.out}", markup=False)
-        rows, _ = search_with_progress(
+        console.print(f"{title}: {self.trials} trials of {self.steps:,} meta-steps → {self.out}", markup=False)
+        trials, _ = run_search(
             config,
             self.out,
             metaset,
+            progress,
             storage=self.storage,
             name=self.study,
             lost_after=self.lost_after,
-            lanes=self.lanes,
+            replicas=self.replicas,
         )
-        print_trials(rows)
-        say.print(f"train with the best:\n  metaleo train --preset {self.out}/best.json")
+        print_trials(trials)
+        console.print(f"train with the best:\n  metaleo train --preset {self.out}/best.json")
         if self.json:
-            print(json.dumps(rows, indent=2))
-
-
-def search_with_progress(
-    config: Any,
-    folder: Path,
-    metaset: Any,
-    *,
-    storage: str | None = None,
-    name: str | None = None,
-    lost_after: float = 60.0,
-    lanes: int | None = None,
-) -> tuple[list[dict[str, Any]], TrainConfig]:
-    """Search, with a live bar: the trials, best first, and the configuration with the best draw."""
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from metaleo import search, study
-    from metaleo.figures import plot_search
-    from metaleo.journal import Interrupted
-
-    train = config.train
-    title = f"{train.structure.learner}, {train.way}-way {train.shot}-shot"
-    worker = search.Search(config, folder, metaset, lanes)  # bad data says so before the folder is touched
-    with contextlib.ExitStack() as stack:
-        trials = None
-        if is_first_host():
-            trials = study.Study(
-                storage or f"sqlite:///{make(folder) / 'study.db'}",
-                name or f"{train.structure.learner}-{train.way}way-{train.shot}shot",
-                worker.space,
-                config.settings(),
-                slots=config.trials,
-                sampler=config.sampler,
-                seed=train.seed,
-                worker=stack.enter_context(search.locked(folder)),
-                lost_after=lost_after,
-            )
-            stack.enter_context(trials.heartbeat())
-        progress = stack.enter_context(progress_bar())
-        bar = progress.add_task("search", total=None, note="compiling …")
-        clock = [time.monotonic(), 0]
-
-        def report(now: search.Progress) -> None:
-            elapsed = time.monotonic() - clock[0]
-            speed = (now.done - clock[1]) / elapsed if now.done > clock[1] else 0
-            clock[:] = time.monotonic(), now.done
-            note = f"{speed:,.0f} steps/s · rung {now.rung + 1}/{now.rungs}, {now.alive} trials"
-            if now.best > 0:
-                note += f" · best {100 * now.best:.2f} %"
-            progress.update(bar, completed=now.done, total=now.total, note=note)
-
-        def waiting() -> None:
-            progress.update(bar, note="waiting for other workers")
-
-        try:
-            worker.run(trials, report, waiting)
-        except Interrupted:
-            progress.stop()
-            say.print("stopped and saved; run the same command again to go on")
-            raise
-        except (SQLAlchemyError, StorageInternalError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise BadInput(f"lost the database of the study: {reason}; run the same command again to go on") from error
-        if trials is not None:
-            progress.update(bar, note=progress.tasks[bar].fields["note"].replace("compiling …", "done"))
-            rows = search.rows_of(trials)
-            search.write_results(config, folder, rows)
-            plot_search(folder / "search.png", rows, worker.space, search.importances(config, rows), title)
-    meet("search done")
-    rows = json.loads((folder / "trials.json").read_text(encoding="utf-8"))
-    return rows, TrainConfig.read(folder / "best.json")
-
-
-def make(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+            print(json.dumps(trials, indent=2))
 
 
 def print_trials(rows: list[dict[str, Any]], shown: int = 10) -> None:
-    say.print(f"the best of {len(rows)} trials, by validation accuracy:")
+    console.print(f"the best of {len(rows)} trials, by validation accuracy:")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for column in ("trial", "accuracy", "steps", *(name.replace("_", "\n") for name in rows[0]["draw"])):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows[:shown]:
         draw = (f"{value:.2g}" for value in row["draw"].values())
         table.add_row(str(row["trial"]), f"{100 * row['accuracy']:.2f} %", f"{row['steps']:,}", *draw)
-    say.print(table)
+    console.print(table)

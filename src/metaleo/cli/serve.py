@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import flag, say
+from metaleo.cli.common import console, flag
 from metaleo.errors import BadInput
 
 
@@ -49,9 +49,9 @@ class Serve:
             raise BadInput(f"--tasks must be between 1 and 1,000,000, not {self.tasks}")
         if not 0.01 <= self.megabytes <= 48:
             raise BadInput(f"--megabytes must be between 0.01 and 48, not {self.megabytes:g}")
-        from metaleo.web.server import Limits, serve
+        from metaleo.serve.server import Limits, serve
 
         limits = Limits(
             body_bytes=int(self.megabytes * 2**20), rate=self.rate, burst=int(2 * self.rate), tasks=self.tasks
         )
-        serve(self.models, self.host, self.port, limits, self.open, lambda line: say.print(line, markup=False))
+        serve(self.models, self.host, self.port, limits, self.open, lambda line: console.print(line, markup=False))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import Text, flag, say
+from metaleo.cli.common import Text, console, flag
 from metaleo.errors import BadInput
 
 
@@ -49,9 +49,9 @@ class Split:
     """Print the classes of each split as JSON on standard output."""
 
     def run(self) -> None:
-        from metaleo.data.splitting import advice, check_enough
-        from metaleo.data.store import save
-        from metaleo.data.tables import read_table, to_metaset
+        from metaleo.data.feature_files import read_table, save_data
+        from metaleo.data.splits import advice, check_enough
+        from metaleo.data.tables import to_metaset
 
         if self.out.suffix not in (".npz", ".safetensors"):
             raise BadInput(f"{self.out}: a feature file's name ends in .npz or .safetensors")
@@ -72,16 +72,16 @@ class Split:
         elif self.again:
             table = dataclasses.replace(table, splits=None)
         metaset = to_metaset(table, self.seed, self.shares)
-        save(metaset, self.out)
-        say.print(f"{self.out}: {metaset.describe()}", markup=False, soft_wrap=True)
+        save_data(metaset, self.out)
+        console.print(f"{self.out}: {metaset.describe()}", markup=False, soft_wrap=True)
         try:
             check_enough(metaset, self.way)
             told = advice(metaset, self.way)
         except BadInput as error:  # the file is good for other things
             told = str(error)
         if told:
-            say.print(told, markup=False, soft_wrap=True)
-        say.print(f"meta-train on it with:\n  metaleo train --data {self.out}", markup=False, soft_wrap=True)
+            console.print(told, markup=False, soft_wrap=True)
+        console.print(f"meta-train on it with:\n  metaleo train --data {self.out}", markup=False, soft_wrap=True)
         if self.json:
             classes = {
                 split: [name for name, own in zip(metaset.class_names, metaset.splits, strict=True) if own == split]

@@ -2,15 +2,14 @@
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from metaleo.cli.common import Float, Int, Place, Text, YesNo, flag, given, say, show_merit, train_with_progress
-from metaleo.config import LEARNERS, PROBLEMS, UNTRAINED, Clip, Sizes, TrainConfig, find_preset
-from metaleo.data.store import EMBEDDED
-from metaleo.engines import choose
+from metaleo.cli.common import Float, Int, Place, Text, YesNo, console, flag, progress
+from metaleo.config.presets import resolve_config
+from metaleo.config.schema import Clip, TrainConfig
 from metaleo.errors import BadInput
+from metaleo.tasks import PROBLEMS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Train:
     """λ₁: weight of the L2 term."""
     orthogonality: Float = None
     """λ₂: weight of the decoder's orthogonality term."""
-    keep: Float = None
+    keep_prob: Float = None
     """p_keep: probability that dropout keeps a feature."""
 
     latent: Int = None
@@ -121,7 +120,7 @@ class Train:
     """Units of two hidden layers in LEO's encoder and in its decoder; 0: both linear (0)."""
     from_start: YesNo = None
     """LEO adds what it decodes to learned parameters that start as an ordinary network's (False)."""
-    limit: Float = None
+    max_grad_norm: Float = None
     """Longest inner gradient, where network or decoder are not linear (none)."""
     samples: Int = None
     """Solutions of a training task that LEO samples and is judged on together (1)."""
@@ -130,57 +129,24 @@ class Train:
     """LEO's scales and KL estimate exactly as in the authors' code, or not (the preset's; see docs/deviations.md)."""
 
     def resolve(self, dim: int) -> TrainConfig:
-        """The whole configuration: defaults, then the preset, then what was given."""
-        learner = self.learner or (find_preset(self.preset, "leo", None).structure.learner if self.preset else "leo")
-        if learner not in LEARNERS:
-            raise BadInput(f"unknown learner {learner!r}; known are {', '.join(LEARNERS)}")
-        if learner in UNTRAINED:
-            raise BadInput(f"{learner} has nothing to learn; `metaleo compare --learners {learner}` tests it")
-        preset = find_preset(self.preset, learner, self.shot, self.problem)
-        structure = preset.structure
-        if (structure.noise is None) != (self.problem is None):
-            fits = "classes" if structure.noise is None else "functions"
-            raise BadInput(f"the preset is for tasks of {fits}; leave --preset out for the one that fits")
-        if structure.learner != learner and self.problem is None and structure.network == "linear":
-            structure = find_preset(None, learner, self.shot).structure
-        flags = given(self, TrainConfig)
-        if self.problem is not None:
-            flags["data"] = self.problem
-        elif self.data not in (None, *EMBEDDED):
-            flags["data"] = str(Path(str(self.data)).resolve())  # so that a run can be resumed from anywhere
-        if self.joint is not None:
-            flags["joint"] = str(self.joint.resolve())
-        defaults = {"shot": preset.shot, "clip": preset.clip, **preset.training}
-        config = TrainConfig(**{**defaults, **flags})  # type: ignore[arg-type]
-        changes = {"learner": learner, "dim": dim, "way": config.way, "tail": self.tail(dim)}
-        config = dataclasses.replace(
-            config,
-            structure=dataclasses.replace(structure, **{**given(self, type(structure)), **changes}),  # type: ignore[arg-type]
-            hyper=dataclasses.replace(preset.hyper, **given(self, type(preset.hyper))),  # type: ignore[arg-type]
-        )
-        check_config(config)
-        return dataclasses.replace(config, engine=choose(config.structure.blank(), config.engine).name)
-
-    def tail(self, dim: int) -> Sizes | None:
-        """The sizes of the last stage that is learned too, if one is."""
-        from metaleo.features.networks import load_network
-        from metaleo.learners.joint import Tail
-
-        if self.joint is None:
-            return None
-        sizes = Tail.of(load_network(self.joint)).sizes
-        if math.prod(sizes[:3]) != dim:
-            raise BadInput(
-                f"the last stage of {self.joint} takes {' x '.join(map(str, sizes[:3]))} numbers, the data have {dim}; "
-                f"make them with `metaleo embed {self.joint} --layer 3 --flat`"
-            )
-        return sizes
+        """The whole configuration: defaults, then the preset, then the flags that were given."""
+        flags = {name: value for name, value in vars(self).items() if value is not None}
+        for name in ("out", "resume", "overwrite", "json"):
+            flags.pop(name, None)
+        return resolve_config(dim, **flags)
 
     def run(self) -> None:
-        from metaleo import data, runs
-        from metaleo.data.splitting import advice, check_enough
-        from metaleo.figures import plot_curves
-        from metaleo.journal import read_metrics
+        from metaleo._io.run_log import read_metrics
+        from metaleo.data.feature_files import load_data
+        from metaleo.data.splits import advice, check_enough
+        from metaleo.plotting.figures import plot_curves
+        from metaleo.training.run import (
+            TrainingRun,
+            create_run_folder,
+            format_score,
+            resume_config,
+            train_with_progress,
+        )
 
         if self.resume and self.overwrite:
             raise BadInput("--resume keeps a run and --overwrite replaces it; give one of them")
@@ -189,9 +155,9 @@ class Train:
             if self.out is None:
                 raise BadInput("--resume needs --out, the run to go on with")
             folder = self.out
-            config = runs.resume(folder, self.steps)
+            config = resume_config(folder, self.steps)
             if config.data not in PROBLEMS:
-                metaset = data.load(config.data)
+                metaset = load_data(config.data)
         elif self.problem is not None:
             if self.data is not None:
                 raise BadInput("--problem needs no --data; give one of them")
@@ -203,33 +169,34 @@ class Train:
             config = self.resolve(1)
             folder = self.out or Path(f"runs/{config.structure.learner}-{self.problem}")
         else:
-            metaset = data.load(self.data or "sample")
+            metaset = load_data(self.data or "sample")
             config = self.resolve(metaset.dim)
             check_enough(metaset, config.way)
             default = f"runs/{config.structure.learner}-{config.way}way-{config.shot}shot"
             folder = self.out or Path(default)
-        run = runs.Run(config, folder, metaset)  # bad data says so before the folder is touched
+        run = TrainingRun(config, folder, metaset)  # bad data says so before the folder is touched
         if self.resume:
             run.check_classes()
         else:
-            runs.prepare(folder, config, self.overwrite)
+            create_run_folder(folder, config, self.overwrite)
         if metaset is not None:
-            say.print(f"{config.data}: {metaset.describe()}")
+            console.print(f"{config.data}: {metaset.describe()}")
             if told := advice(metaset, config.way):
-                say.print(told)
-        say.print(f"{config.title} → {folder}")
+                console.print(told)
+        console.print(f"{config.title} → {folder}")
         title = config.title if metaset is None else f"{config.title}, {Path(config.data).name}"
-        state = train_with_progress(run, config.structure.learner)
+        resume = f"go on with:\n  metaleo train --resume --out {folder}"
+        state = train_with_progress(run, config.structure.learner, progress, resume)
         run.calibrate(state)
         plot_curves(
             folder / "curves.png",
             {config.structure.learner: read_metrics(folder / "metrics.jsonl")},
             title,
         )
-        best = [run.merit(float(merit)) for merit in state.best_merit]
-        shown = ", ".join(show_merit(merit) for merit in best)
+        best = [run.named_score(float(score)) for score in state.best_score]
+        shown = ", ".join(format_score(score) for score in best)
         what = next(iter(best[0])).replace("_", " ")
-        say.print(f"best {what} {shown}; test it with:\n  metaleo evaluate {folder}")
+        console.print(f"best {what} {shown}; test it with:\n  metaleo evaluate {folder}")
         if self.json:
             fields = ("best_step", "skipped", "step")
             per_seed = [
@@ -237,29 +204,3 @@ class Train:
                 for i, seed in enumerate(run.seeds)
             ]
             print(json.dumps({"run": str(folder), "config": config.to_json(), "seeds": per_seed}, indent=2))
-
-
-def check_config(config: TrainConfig) -> None:
-    """Numbers that make no sense, in one line each."""
-    for name in ("steps", "seeds", "meta_batch", "validate_every", "validation_tasks", "patience"):
-        if getattr(config, name) < 1:
-            raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {getattr(config, name)}")
-    for name in ("latent_steps", "finetune_steps"):
-        if getattr(config.structure, name) < 0:
-            raise BadInput(f"--{name.replace('_', '-')} cannot be negative")
-    for name, least in (("latent", 1), ("hidden", 1), ("layers", 1), ("channels", 1), ("samples", 1), ("width", 0)):
-        if getattr(config.structure, name) < least:
-            raise BadInput(f"--{name} must be at least {least}, not {getattr(config.structure, name)}")
-    if config.structure.limit is not None and not config.structure.limit > 0:
-        raise BadInput(f"--limit must be above 0, not {config.structure.limit}")
-    for name in ("latent_step_size", "finetune_step_size"):
-        if not math.isfinite(getattr(config.structure, name)):
-            raise BadInput(f"--{name.replace('_', '-')} must be a finite number, not {getattr(config.structure, name)}")
-    for name, value in vars(config.hyper).items():
-        if not 0 <= value < float("inf"):
-            raise BadInput(f"--{name.replace('_', '-')} must be a finite number of at least 0, not {value}")
-    if not 0 < config.hyper.keep <= 1:
-        raise BadInput(f"--keep is a probability above 0, not {config.hyper.keep}")
-    config.structure.blank()  # what does not fit together says so
-    if config.seed < 0:
-        raise BadInput(f"--seed cannot be negative, not {config.seed}")

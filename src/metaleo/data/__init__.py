@@ -1,7 +1,6 @@
-"""Vectors → meta-sets: feature files and what is in them."""
+"""Feature files and tables, read into a MetaSet: vectors by class. NumPy only."""
 
+from metaleo.data.feature_files import BUILTIN as BUILTIN
+from metaleo.data.feature_files import load_data as load_data
+from metaleo.data.feature_files import save_data as save_data
 from metaleo.data.metaset import MetaSet as MetaSet
-from metaleo.data.store import EMBEDDED as EMBEDDED
-from metaleo.data.store import load as load
-from metaleo.data.store import load_sample as load_sample
-from metaleo.data.store import save as save

@@ -5,19 +5,16 @@ are kept beside it. The label is in the column `label` unless another is named; 
 """
 
 import dataclasses
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from jaxtyping import Float32
 
 from metaleo.data.metaset import MetaSet
-from metaleo.data.splitting import SHARES, Shares, split_names
-from metaleo.data.store import assemble, read_npz, read_safetensors
+from metaleo.data.splits import SHARES, Shares, split_names
 from metaleo.errors import BadInput
 
 LABELS = ("label", "labels")
@@ -73,31 +70,6 @@ def is_table(path: Path) -> bool:
 def is_dataset(path: Path) -> bool:
     """A folder that Hugging Face's `save_to_disk` has written."""
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
-
-
-def read_table(
-    path: Path,
-    label: str | None = None,
-    ignore: Sequence[str] = (),
-    content: bytes | None = None,
-) -> Table:
-    """A table from a file, by its suffix; with `content`, from these bytes instead of those on the disk."""
-    if content is None and not path.exists():
-        raise BadInput(f"{path} does not exist")
-    suffix = path.suffix.lower()
-    try:
-        if suffix in (".npz", ".safetensors"):
-            return from_features(path, suffix, content, label, ignore)
-        if is_table(path):
-            return from_arrow(read_arrow(path, suffix, content, label), label, ignore)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from error
-    except Exception as error:  # whatever a damaged file makes the parsers say
-        raise BadInput(f"{path} cannot be read ({' '.join(str(error).split())[:200]})") from error
-    raise BadInput(
-        f"{path} is no table of vectors: that is a .csv, .tsv, .parquet, .npz or .safetensors file, or a folder that "
-        f"Hugging Face's save_to_disk has written"
-    )
 
 
 def read_arrow(path: Path, suffix: str, content: bytes | None, label: str | None) -> Any:
@@ -181,7 +153,7 @@ def from_arrow(table: Any, label: str | None, ignore: Sequence[str]) -> Table:
     for name in others:
         check_text(name, text[name])
     if len(lists) > 1:
-        raise BadInput(f"columns {show(lists)} all hold vectors; leave out all but one with --ignore")
+        raise BadInput(f"columns {show(lists)} all hold vectors; leave out all but one with `ignore`")
     if lists:
         vectors = from_lists(table[lists[0]].to_pylist(), lists[0])
     elif numbers:
@@ -209,7 +181,7 @@ def check_text(name: str, values: list[str]) -> None:
     words = [(row, value) for row, value in told if not is_number(value)]
     if words and 2 * len(words) < len(told):
         row, value = words[0]
-        raise BadInput(f"column {name} holds numbers, but row {row + 1} has {value[:40]!r}; mend it, or use --ignore")
+        raise BadInput(f"column {name} holds numbers, but row {row + 1} has {value[:40]!r}; mend it, or use `ignore`")
 
 
 def from_lists(values: list[Any], name: str) -> Float32[np.ndarray, "row dim"]:
@@ -222,45 +194,6 @@ def from_lists(values: list[Any], name: str) -> Float32[np.ndarray, "row dim"]:
     if vectors.ndim != 2:
         raise BadInput(f"column {name} holds lists of lists; a vector is one list")
     return vectors
-
-
-def from_features(path: Path, suffix: str, content: bytes | None, label: str | None, ignore: Sequence[str]) -> Table:
-    """A feature file, with or without labels."""
-    if ignore:
-        raise BadInput("a feature file has no columns to ignore")
-    if content is not None and suffix != ".npz":
-        raise BadInput("only .csv, .tsv, .parquet and .npz files are read from memory")
-    if content is None:
-        fields = read_npz(path) if suffix == ".npz" else read_safetensors(path)
-    else:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            fields = {name: archive[name] for name in archive.files}
-    if "features" not in fields:
-        raise BadInput(f"it holds {show(sorted(fields)) or 'nothing'}, but no `features`")
-    features = fields["features"]
-    if label is not None and label not in fields:
-        raise BadInput(f"there is no array {label!r}; there are {show(sorted(fields))}")
-    found = label or next((name for name in LABELS if name in fields), None)
-    if found is not None:
-        fields["labels"] = fields[found]
-    if features.ndim == 2 and "class_names" not in fields and "scale" not in fields:
-        if not (features.dtype.kind in "fiu" or features.dtype == ml_dtypes.bfloat16) or not features.size:
-            raise BadInput(f"`features` must be numbers [n, dim], not {features.dtype} {list(features.shape)}")
-        vectors = np.asarray(features, np.float32)
-        beside = {name: np.ravel(fields[name]).tolist() for name in ("labels", "split") if name in fields}
-        for name, values in beside.items():
-            if len(values) != len(vectors):
-                raise BadInput(f"{len(vectors)} rows of `features` need as many `{name}`, not {len(values)}")
-        if not np.isfinite(vectors).all():
-            raise BadInput(f"`features` hold NaN or Inf in row {np.argwhere(~np.isfinite(vectors))[0][0]}")
-        labels = [as_label(value) for value in beside["labels"]] if "labels" in beside else None
-        return Table(vectors, labels, [str(value) for value in beside["split"]] if "split" in beside else None)
-    unsplit = np.full(len(features), "test")  # nothing is to be learned from these rows
-    metaset = assemble({"split": unsplit, **fields})
-    order = np.argsort(metaset.rows)  # rows in the order of the file, not by class
-    names = np.repeat(np.array(metaset.class_names), metaset.counts)[order].tolist()
-    splits = np.repeat(np.array(metaset.splits), metaset.counts)[order].tolist() if "split" in fields else None
-    return Table(metaset.read(metaset.rows[order]), names, splits)
 
 
 def as_label(value: Any) -> str:

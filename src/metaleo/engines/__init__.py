@@ -11,11 +11,11 @@ import functools
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 
+from metaleo.engines.base import Engine as Engine
 from metaleo.engines.closed_form import ClosedForm
-from metaleo.engines.engine import Engine as Engine
 from metaleo.engines.reference import Reference
 from metaleo.errors import BadInput
-from metaleo.learners.learner import Learner
+from metaleo.learners.base import Learner
 
 GROUP = "metaleo.engines"
 AUTO = "auto"
@@ -23,24 +23,24 @@ AUTO = "auto"
 
 
 @functools.cache
-def engines() -> dict[str, Engine]:
+def all_engines() -> dict[str, Engine]:
     """All engines by name, the fastest first; each of them falls back on those behind it."""
     installed = [point.load()() for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
     return {engine.name: engine for engine in (*installed, ClosedForm(), Reference())}
 
 
-def choose(learner: Learner, name: str = AUTO, runs: int = 1) -> Engine:
+def choose_engine(learner: Learner, name: str = AUTO, runs: int = 1) -> Engine:
     """The engine of this name if it supports the learner, `runs` of them side by side, and else the next that does."""
     name = chosen if name == AUTO else name
-    check(name)
-    names = list(engines())
+    check_engine(name)
+    names = list(all_engines())
     candidates = names if name == AUTO else names[names.index(name) :]
-    return next(engines()[one] for one in candidates if engines()[one].supports(learner, runs))
+    return next(all_engines()[one] for one in candidates if all_engines()[one].supports(learner, runs))
 
 
-def check(name: str) -> None:
-    if name not in (AUTO, *engines()):
-        raise BadInput(f"unknown engine {name!r}; known are {', '.join((AUTO, *engines()))}")
+def check_engine(name: str) -> None:
+    if name not in (AUTO, *all_engines()):
+        raise BadInput(f"unknown engine {name!r}; known are {', '.join((AUTO, *all_engines()))}")
 
 
 chosen = AUTO
@@ -55,7 +55,7 @@ def use_engine(name: str) -> Iterator[None]:
     ...     classifier = LEOClassifier("cl2n").fit([[1.0, 0.0], [0.0, 1.0]], ["right", "up"])
     """
     global chosen
-    check(name)
+    check_engine(name)
     before, chosen = chosen, name
     try:
         yield

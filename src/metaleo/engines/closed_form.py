@@ -15,14 +15,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree
 
-from metaleo.engines.engine import Engine
+from metaleo._jax.random import apply_dropout
+from metaleo.engines.base import Engine
 from metaleo.engines.reference import Reference
-from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, drop, query_loss_and_metrics
+from metaleo.learners.base import Adaptation, HyperParams, Learner, Metrics, query_loss_and_metrics
 from metaleo.learners.leo import LEO
-from metaleo.learners.leo_path import Noise, Trace, draw
+from metaleo.learners.leo_parts import Noise, Trace, draw_noise
 from metaleo.losses import l2, support_loss
-from metaleo.model.gaussian import Gaussian, Scale, code_scale, weights_scale
-from metaleo.model.heads import Head, LinearHead
+from metaleo.nn.encoder_decoder import Gaussian, Scale, code_scale, weights_scale
+from metaleo.nn.heads import Head, LinearHead
 from metaleo.tasks.task import Batch, Tasks
 
 Arrays = tuple[Array, ...]
@@ -42,7 +43,7 @@ class ClosedForm(Engine):
             and learner.network.linear
             and learner.decoder.linear
             and learner.samples == 1
-            and learner.limit is None
+            and learner.max_grad_norm is None
         )
 
     def adapt(self, learner: Learner, supports: Batch) -> Head:
@@ -52,41 +53,41 @@ class ClosedForm(Engine):
         return self.adapt_with(learner, supports, Noise()).head
 
     def meta_losses(
-        self, learner: Learner, tasks: Tasks, picks: PyTree, hyper: Hyper, keys: Key[Array, " task"]
+        self, learner: Learner, tasks: Tasks, indices: PyTree, hyper: HyperParams, keys: Key[Array, " task"]
     ) -> tuple[Float[Array, " task"], dict[str, Float[Array, " task"]]]:
         assert isinstance(learner, LEO)
-        batch = jax.lax.stop_gradient(jax.vmap(tasks.fetch)(picks))
+        batch = jax.lax.stop_gradient(jax.vmap(tasks.gather)(indices))
         if batch.support.inputs.shape[1] > MOST:
-            return Reference().meta_losses(learner, tasks, picks, hyper, keys)
-        noise = self.draw(learner, batch.support, hyper, keys)
+            return Reference().meta_losses(learner, tasks, indices, hyper, keys)
+        noise = self.draw_noise(learner, batch.support, hyper, keys)
         adaptations = self.adapt_with(learner, batch.support, noise)
-        losses, infos = self.query_losses(learner, adaptations.head, tasks, picks, batch.query, hyper, keys)
+        losses, infos = self.query_losses(learner, adaptations.head, tasks, indices, batch.query, hyper, keys)
         penalties, more = jax.vmap(learner.penalties, (0, None, 0))(adaptations.trace, hyper, noise)
         return losses + penalties, infos | more
 
-    def draw(self, leo: LEO, supports: Batch, hyper: Hyper, keys: Key[Array, " task"]) -> Noise:
+    def draw_noise(self, leo: LEO, supports: Batch, hyper: HyperParams, keys: Key[Array, " task"]) -> Noise:
         """The noise of each task."""
-        return jax.vmap(lambda support, key: draw(leo, support, hyper, key))(supports, keys)
+        return jax.vmap(lambda support, key: draw_noise(leo, support, hyper, key))(supports, keys)
 
     def query_losses(
         self,
         leo: LEO,
         heads: Head,
         tasks: Tasks,
-        picks: PyTree,
+        indices: PyTree,
         queries: Batch,
-        hyper: Hyper,
+        hyper: HyperParams,
         keys: Key[Array, " task"],
     ) -> tuple[Float[Array, " task"], dict[str, Float[Array, " task"]]]:
         """`query_loss_and_metrics` of each task; from `tasks` and `picks` an engine may fetch the queries itself."""
-        del tasks, picks
+        del tasks, indices
 
-        def judge(head: Head, query: Batch, key: PRNGKeyArray) -> tuple[Float[Array, ""], Info]:
+        def score_head(head: Head, query: Batch, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
             return query_loss_and_metrics(head, query, hyper, key, leo.network)
 
-        return jax.vmap(judge)(heads, queries, keys)
+        return jax.vmap(score_head)(heads, queries, keys)
 
-    def regulariser(self, learner: Learner, hyper: Hyper) -> Float[Array, ""]:
+    def regulariser(self, learner: Learner, hyper: HyperParams) -> Float[Array, ""]:
         assert isinstance(learner, LEO)
         decoder, weights = learner.decoder, jax.tree.leaves((learner.encoder, learner.relation, learner.decoder))
         return hyper.l2 * l2(*weights) + hyper.orthogonality * orthogonality(decoder.to_mean, decoder.to_raw_scale)
@@ -113,7 +114,7 @@ def encode(leo: LEO, supports: Batch, noise: Noise) -> Gaussian:
     """`LEO.encode` for each support set."""
     if leo.encoder is None or leo.relation is None:
         return jax.vmap(lambda support: leo.encode(support, Noise()))(supports)
-    hidden = jax.vmap(leo.encoder)(see(supports.inputs, noise.encoder_mask, noise.keep))
+    hidden = jax.vmap(leo.encoder)(see(supports.inputs, noise.encoder_mask, noise.keep_prob))
     first = leo.relation.first.reshape(2, hidden.shape[-1], -1)
     firsts, partners = jax.vmap(lambda support: (support.class_weights(), support.weights()))(supports)
     statistics = means_over_pairs(hidden, first, leo.relation.middle, firsts, partners) @ leo.relation.last
@@ -126,7 +127,7 @@ def descend_codes(
 ) -> Float[Array, "task way latent"]:
     """`LEO.descend_codes`. x·(zM) = (xMᵀ)·z: steps see their inputs through Mᵀ, in as many numbers as a code has, and
     only the noise on the weights needs their full size."""
-    inputs = inputs_of_steps(supports.inputs, noise.latent_masks, noise.keep)
+    inputs = inputs_of_steps(supports.inputs, noise.latent_masks, noise.keep_prob)
     if noise.weights is None or leo.latent_steps == 0:
         projected = inputs @ leo.decoder.to_mean.T
         return descend_in_products(code, leo.latent_step_size, leo.latent_steps, projected, supports)
@@ -139,7 +140,7 @@ def descend_weights(
     leo: LEO, weights: Float[Array, "task way dim"], supports: Batch, noise: Noise
 ) -> Float[Array, "task way dim"]:
     """`LEO.descend_weights`."""
-    inputs = inputs_of_steps(supports.inputs, noise.finetune_masks, noise.keep)
+    inputs = inputs_of_steps(supports.inputs, noise.finetune_masks, noise.keep_prob)
     # on a GPU in inner products of inputs too: there are fewer kernels, one after the other
     if noise.finetune_masks is None or leo.finetune_steps == 0 or on_gpu():
         return descend_in_products(weights, leo.finetune_step_size, leo.finetune_steps, inputs, supports)
@@ -152,18 +153,22 @@ def descend_weights(
 def see(
     inputs: Float[Array, "task example dim"],
     mask: Bool[Array, "task example dim"] | None,
-    keep: float | Float[Array, " task"],
+    keep_prob: float | Float[Array, " task"],
 ) -> Float[Array, "task example dim"]:
-    return inputs if mask is None else jax.vmap(drop)(inputs, mask, keep)
+    return inputs if mask is None else jax.vmap(apply_dropout)(inputs, mask, keep_prob)
 
 
 def inputs_of_steps(
     inputs: Float[Array, "task example dim"],
     masks: Bool[Array, "task step example dim"] | None,
-    keep: float | Float[Array, " task"],
+    keep_prob: float | Float[Array, " task"],
 ) -> Float[Array, "task draw example dim"]:
     """The inputs of each step; where nothing is dropped, one draw serves all of them."""
-    return inputs[:, None] if masks is None else jax.vmap(jax.vmap(drop, (None, 0, None)))(inputs, masks, keep)
+    return (
+        inputs[:, None]
+        if masks is None
+        else jax.vmap(jax.vmap(apply_dropout, (None, 0, None)))(inputs, masks, keep_prob)
+    )
 
 
 def at(draws: Float[Array, "task draw ..."], step: int) -> Float[Array, "task ..."]:

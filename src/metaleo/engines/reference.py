@@ -5,9 +5,9 @@ from typing import ClassVar
 import jax
 from jaxtyping import Array, Float, Key, PyTree
 
-from metaleo.engines.engine import Engine
-from metaleo.learners.learner import Hyper, Learner
-from metaleo.model.heads import Head
+from metaleo.engines.base import Engine
+from metaleo.learners.base import HyperParams, Learner
+from metaleo.nn.heads import Head
 from metaleo.tasks.task import Batch, Tasks
 
 
@@ -22,6 +22,8 @@ class Reference(Engine):
         return jax.vmap(lambda support: learner.adapt(support).head)(supports)
 
     def meta_losses(
-        self, learner: Learner, tasks: Tasks, picks: PyTree, hyper: Hyper, keys: Key[Array, " task"]
+        self, learner: Learner, tasks: Tasks, indices: PyTree, hyper: HyperParams, keys: Key[Array, " task"]
     ) -> tuple[Float[Array, " task"], dict[str, Float[Array, " task"]]]:
-        return jax.vmap(lambda pick, key: learner.meta_loss(tasks.fetch(pick), hyper, key))(picks, keys)
+        return jax.vmap(lambda sample_indices, key: learner.meta_loss(tasks.gather(sample_indices), hyper, key))(
+            indices, keys
+        )

@@ -83,7 +83,7 @@ class Pass:
     running: list[Moments] | None = None
     key: PRNGKeyArray | None = None
     """Of dropout; none without it."""
-    keep: float = 1.0
+    keep_prob: float = 1.0
     mixing: Float[Array, " site"] | None = None
     """At each site where manifold mixup may happen, the weight of an image against its partner's."""
     seen: list[Moments] = dataclasses.field(default_factory=list)
@@ -108,8 +108,8 @@ class Pass:
         return (values * slope[None, None, None] + shift[None, None, None]).astype(inputs.dtype)
 
     def dropout(self, inputs: Float[Array, "image h w channel"]) -> Float[Array, "image h w channel"]:
-        """Keep each number with probability `keep` (to the nearest 1/256), scaled by its inverse."""
-        limit = round(self.keep * 256)
+        """Keep each number with probability `keep_prob` (to the nearest 1/256), scaled by its inverse."""
+        limit = round(self.keep_prob * 256)
         if self.key is None or limit == 256:
             return inputs
         self.key, key = jax.random.split(self.key)

@@ -15,14 +15,14 @@ import numpy as np
 import safetensors.numpy
 from jaxtyping import Array, Float, Float16, Int, PRNGKeyArray, UInt8
 
+from metaleo._io.files import atomic_write, read_json, write_text
 from metaleo.errors import BadInput
-from metaleo.features import augment
+from metaleo.features.augment import crop, mirror, random_boxes, scaled, view_boxes
 from metaleo.features.backbone import Pass, pool
+from metaleo.features.backbone_files import BackboneFile, TrainedBackbone
 from metaleo.features.images import Images
-from metaleo.features.networks import NetworkFile, Trained
 from metaleo.features.pretrain import padded, split_training
 from metaleo.features.recipes import Architecture
-from metaleo.files import read_json, replacing, write_text
 
 Tap = tuple[int, str]
 """A layer, and `rectified` or `raw`: after its norm and ReLU or before."""
@@ -42,7 +42,7 @@ def precision() -> Any:
 
 @functools.partial(jax.jit, static_argnames=("architecture", "taps", "views", "flat", "mirrors"))
 def embed_batch(
-    trained: Trained,
+    trained: TrainedBackbone,
     images: UInt8[Array, "image h w channel"],
     key: PRNGKeyArray,
     architecture: Architecture,
@@ -55,10 +55,10 @@ def embed_batch(
 
     Without `mirrors` no view is mirrored: a mirrored letter is not the same letter.
     """
-    pixels, count = augment.scaled(images), len(images)
+    pixels, count = scaled(images), len(images)
 
     def look(box: Array, mirrored: Array) -> list[Array]:
-        values = augment.mirror(augment.crop(pixels, box, architecture.side), mirrored)
+        values = mirror(crop(pixels, box, architecture.side), mirrored)
         through = Pass(trained.moments)
         trained.backbone((2 * values - 1).astype(precision()), through)
         found = [through.taps[tap] for tap in taps]
@@ -66,25 +66,25 @@ def embed_batch(
 
     if views == "random":
         box_key, mirror_key = jax.random.split(key)
-        boxes = augment.random_boxes(box_key, count, RANDOM_AREA)
+        boxes = random_boxes(box_key, count, RANDOM_AREA)
         return look(boxes, mirrors & jax.random.bernoulli(mirror_key, shape=(count,)))
-    boxes = augment.view_boxes(architecture.share, views == "multi")
+    boxes = view_boxes(architecture.share, views == "multi")
     sides = [False, True] if views == "multi" and mirrors else [False]
     seen = [look(jnp.tile(box, (count, 1)), jnp.full(count, side)) for box in boxes for side in sides]
     return [jnp.stack(parts).mean(0) for parts in zip(*seen, strict=True)]
 
 
-def check_taps(file: NetworkFile, taps: Sequence[Tap]) -> None:
+def check_taps(file: BackboneFile, taps: Sequence[Tap]) -> None:
     layers = file.trained.backbone.layers
     for layer, side in taps:
         if layer not in layers:
             raise BadInput(f"the network has no layer {layer} to tap; it has {', '.join(map(str, layers))}")
         if side == "raw" and file.architecture.kind == "conv4":
-            raise BadInput("a conv-4 has no features before its ReLU; leave --raw out")
+            raise BadInput("a conv-4 has no features before its ReLU; leave `raw` out")
 
 
 def embed_slab(
-    file: NetworkFile,
+    file: BackboneFile,
     images: UInt8[np.ndarray, "image h w channel"],
     key: PRNGKeyArray,
     taps: tuple[Tap, ...],
@@ -119,7 +119,7 @@ class Export:
     """The taps' vectors, each of length one, added into one."""
     seed: int = 0
 
-    def passes(self, images: Images, file: NetworkFile) -> list[tuple[Views, Int[np.ndarray, " row"]]]:
+    def passes(self, images: Images, file: BackboneFile) -> list[tuple[Views, Int[np.ndarray, " row"]]]:
         """Which rows to embed in which view: all once, then the training images at random."""
         config = file.header.get("config", {})
         training = split_training(images, config.get("hold_out", 0.0), config.get("seed", 0))
@@ -127,14 +127,14 @@ class Export:
         if self.training_images == "held-out":
             names = [name for name, split in zip(images.class_names, images.splits, strict=True) if split == "train"]
             if names != list(file.header.get("classes", ())) or not training.held_out.any():
-                raise BadInput("the network held out no images of these training classes; leave --held-out away")
+                raise BadInput("the network held out no images of these training classes; leave `held_out` out")
             every = np.setdiff1d(every, training.rows[~training.held_out])
         again = np.intersect1d(every, training.rows)
         return [(self.views, every), *(("random", again) for _ in range(self.augmented))]
 
 
 def embed(
-    images: Images, file: NetworkFile, export: Export, targets: Sequence[Path], report: Callable[[int], None]
+    images: Images, file: BackboneFile, export: Export, targets: Sequence[Path], report: Callable[[int], None]
 ) -> int:
     """Write a feature file per tap; returns how many rows each has.
 
@@ -157,7 +157,7 @@ def embed(
                 slab_key = jax.random.fold_in(jax.random.fold_in(key, turn), start)
                 found = embed_slab(file, pixels, slab_key, export.taps, views, export.flat)
                 found = [added(found)] if export.together else found
-                with replacing(path) as temporary, open(temporary, "wb") as target:
+                with atomic_write(path) as temporary, open(temporary, "wb") as target:
                     arrays = {str(index): values[readable] for index, values in enumerate(found)}
                     np.savez(target, allow_pickle=False, rows=chosen[readable], **arrays)
             slabs.append(path)
@@ -174,13 +174,13 @@ def embed(
     for index, target in enumerate(targets):
         features = np.concatenate([read_part(path, str(index)) for path in slabs])
         labels = images.labels[rows].astype(np.int64)
-        with replacing(target) as temporary:
+        with atomic_write(target) as temporary:
             safetensors.numpy.save_file({"features": features, "labels": labels}, temporary, header)
     shutil.rmtree(parts, ignore_errors=True)
     return len(rows)
 
 
-def checksum(trained: Trained) -> int:
+def checksum(trained: TrainedBackbone) -> int:
     """Of the weights: two networks of one run differ in nothing else."""
     return functools.reduce(
         lambda total, leaf: zlib.crc32(np.asarray(leaf).tobytes(), total), jax.tree.leaves(trained), 0

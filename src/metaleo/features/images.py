@@ -29,9 +29,9 @@ import safetensors
 from jaxtyping import Bool, Int, Int32, Num, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from metaleo._io.files import atomic_write
 from metaleo.data.metaset import SPLITS
 from metaleo.errors import BadInput
-from metaleo.files import replacing
 
 SIDE = 84
 """Pixels of an image's side where nothing else is said: miniImageNet's."""
@@ -217,7 +217,7 @@ def known_split(split: str) -> str:
     return split
 
 
-def check_classes(images: Images, least: int) -> None:
+def check_image_classes(images: Images, least: int) -> None:
     """Refuse a class with fewer images than are needed."""
     for name, count in zip(images.class_names, images.counts.tolist(), strict=True):
         if count < least:
@@ -287,36 +287,6 @@ def scaled_down(values: Num[np.ndarray, "height width"]) -> UInt8[np.ndarray, "h
 # Opening.
 
 
-def open_images(source: str | Path, side: int | None = None, channels: int | None = None) -> Images:
-    """Images from any source (see above), of this size and 3 or 1 channels, or as is natural for the source."""
-    from metaleo.features import benchmarks
-
-    if side is not None and side < 1:
-        raise BadInput(f"an image's side must be at least 1 pixel, not {side}")
-    if channels not in (None, 1, 3):
-        raise BadInput(f"images have 3 channels or 1, not {channels}")
-    path = Path(source)
-    name, colon, folder = str(source).partition(":")
-    if source == benchmarks.SAMPLE:
-        return of_size(benchmarks.read_sample(), str(source), side, channels)
-    if name in benchmarks.BENCHMARKS and colon:
-        images = benchmarks.read(name, Path(folder), side, channels)
-    elif path.is_dir():
-        images = read_folder(path, side or SIDE, channels or 3)
-    elif path.is_file() and path.suffix == ".safetensors":
-        return read_packed(path, side, channels)
-    elif path.is_file() and path.suffix == ".csv":
-        images = from_listed(read_csv(path, FileIndex(path.parent)), side or SIDE, channels or 3)
-    else:
-        known = ", ".join(benchmarks.BENCHMARKS)
-        problem = "is no source of images" if path.exists() or colon else "does not exist"
-        raise BadInput(
-            f"{source} {problem}; one is a packed .safetensors file, a folder of class folders, a .csv file of "
-            f"filename,label,split, NAME:FOLDER with NAME one of {known}, or {benchmarks.SAMPLE}"
-        )
-    return dataclasses.replace(images, source=f"{name}:{Path(folder).name}" if colon else path.name)
-
-
 class Listed(NamedTuple):
     """An image file, its class and its split."""
 
@@ -346,7 +316,7 @@ def from_listed(listed: Sequence[Listed], side: int, channels: int, inverted: bo
     )
 
 
-def read_folder(folder: Path, side: int, channels: int) -> ImageFiles:
+def read_class_folders(folder: Path, side: int, channels: int) -> ImageFiles:
     """Class folders, in split folders or not; or the three CSV files."""
     tables = [folder / f"{split}.csv" for split in SPLITS if (folder / f"{split}.csv").is_file()]
     if tables:
@@ -416,7 +386,7 @@ class FileIndex:
 def read_csv(path: Path, index: FileIndex) -> list[Listed]:
     """A split file; without a column `split` its name tells the split, and else it is `train`."""
     listed, missing, lines = [], [], {}
-    for number, row in read_table(path, ("filename", "label")):
+    for number, row in read_csv_rows(path, ("filename", "label")):
         where = f"{path}, line {number}"
         name, label = row["filename"], row["label"]
         if not name or not label:
@@ -441,7 +411,7 @@ def read_csv(path: Path, index: FileIndex) -> list[Listed]:
     return listed
 
 
-def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+def read_csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of a CSV file with these columns and perhaps more, each with its line."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -466,7 +436,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict
 
 def pack(images: Images, path: Path, report: Callable[[int], None] | None = None) -> PackedImages:
     """Write all images that can be read to one file, a slab at a time; `report` is told how many are done."""
-    with replacing(path) as temporary, open(temporary, "wb") as file:
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
         space = len(images) * (images.side**2 * images.channels + 4)
         free = shutil.disk_usage(path.parent).free
         if space > free:  # better now than after an hour

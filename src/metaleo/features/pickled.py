@@ -6,7 +6,7 @@ import pickle  # a subclass that admits NumPy arrays only; pickle.load itself is
 from pathlib import Path
 from typing import Any
 
-from metaleo.data.pickles import ArrayUnpickler, PickledArray, PickledDtype
+from metaleo.data.safe_unpickling import ArrayUnpickler, PickledArray, PickledDtype
 from metaleo.errors import BadInput
 
 LONGEST_TEXT = 255

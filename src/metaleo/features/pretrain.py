@@ -18,10 +18,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, Int32, PRNGKeyArray, PyTree, UInt8
 
-from metaleo.features import augment
+from metaleo.features.augment import crop, distort, mirror, random_boxes, scaled, turn, view_boxes
 from metaleo.features.backbone import Backbone, Dense, Moments, Pass, pool
+from metaleo.features.backbone_files import TrainedBackbone, blank_moments
 from metaleo.features.images import Images
-from metaleo.features.networks import Trained, blank_moments
 from metaleo.features.recipes import Architecture, Recipe
 
 OPTIMISER = optax.trace(0.9, nesterov=True)
@@ -49,28 +49,28 @@ class Classifier(eqx.Module):
         )
 
 
-class Network(NamedTuple):
+class PretrainedNetwork(NamedTuple):
     """A classifier with the running moments of its norms: ready to be used."""
 
     classifier: Classifier
     moments: list[Moments]
 
     @property
-    def trained(self) -> Trained:
-        return Trained(self.classifier.backbone, self.moments)
+    def trained(self) -> TrainedBackbone:
+        return TrainedBackbone(self.classifier.backbone, self.moments)
 
 
-class State(NamedTuple):
+class PretrainState(NamedTuple):
     """All that training goes on from."""
 
     step: Int[Array, ""]
-    network: Network
+    network: PretrainedNetwork
     optimiser: PyTree
-    average: Network | None
+    average: PretrainedNetwork | None
     """The running average of the network, where the recipe wants one."""
 
     @property
-    def result(self) -> Network:
+    def result(self) -> PretrainedNetwork:
         return self.network if self.average is None else self.average
 
 
@@ -108,7 +108,7 @@ class Pretraining:
     classes: int
     half: bool
     """Compute in bfloat16; weights, moments and gradients stay float32."""
-    keep: float = 1.0
+    keep_prob: float = 1.0
     mirrors: bool = True
     mixes: bool = False
     turns: bool = False
@@ -120,18 +120,18 @@ class Pretraining:
             architecture,
             classes,
             half,
-            recipe.keep,
+            recipe.keep_prob,
             recipe.mirrors,
             mixes=recipe.mixup > 0,
             turns=recipe.rotation > 0,
             averages=recipe.average > 0,
         )
 
-    def start(self, key: PRNGKeyArray) -> State:
+    def start(self, key: PRNGKeyArray) -> PretrainState:
         classifier = Classifier.init(key, self.architecture, self.classes, self.turns)
-        network = Network(classifier, blank_moments(classifier.backbone, self.architecture))
+        network = PretrainedNetwork(classifier, blank_moments(classifier.backbone, self.architecture))
         average = jax.tree.map(jnp.copy, network) if self.averages else None
-        return State(jnp.int32(0), network, OPTIMISER.init(classifier), average)  # type: ignore[arg-type]
+        return PretrainState(jnp.int32(0), network, OPTIMISER.init(classifier), average)  # type: ignore[arg-type]
 
     def augmented(
         self, key: PRNGKeyArray, images: UInt8[Array, "image h w channel"], dials: Dials
@@ -139,15 +139,15 @@ class Pretraining:
         """Random crops, mirrors, colours and turns; with the quarters that each image was turned."""
         box_key, mirror_key, colour_key, turn_key = jax.random.split(key, 4)
         count = len(images)
-        boxes = augment.random_boxes(box_key, count, dials.least_area)
-        values = augment.crop(augment.scaled(images), boxes, self.architecture.side)
+        boxes = random_boxes(box_key, count, dials.least_area)
+        values = crop(scaled(images), boxes, self.architecture.side)
         if self.mirrors:
-            values = augment.mirror(values, jax.random.bernoulli(mirror_key, shape=(count,)))
-        values = augment.distort(colour_key, values, dials.colours)
+            values = mirror(values, jax.random.bernoulli(mirror_key, shape=(count,)))
+        values = distort(colour_key, values, dials.colours)
         quarters = jnp.zeros(count, jnp.int32)
         if self.turns:
             quarters = jax.random.randint(turn_key, (count,), 0, 4, jnp.int32)
-            values = augment.turn(values, quarters)
+            values = turn(values, quarters)
         return values, quarters
 
     def prepared(self, values: Float[Array, "image h w channel"]) -> Float[Array, "image h w channel"]:
@@ -169,7 +169,7 @@ class Pretraining:
             weight = jax.random.beta(mix_key, dials.mixup, dials.mixup, dtype=jnp.float32)
             site = jax.random.randint(site_key, (), 0, Backbone.MIX_SITES)
             mixing = jnp.where(jnp.arange(Backbone.MIX_SITES) == site, weight, 1.0)
-        through = Pass(key=drop_key, keep=self.keep, mixing=mixing)
+        through = Pass(key=drop_key, keep_prob=self.keep_prob, mixing=mixing)
         classifier.backbone(self.prepared(values), through)
         features = pool(through.taps[classifier.backbone.layers[-1], "rectified"])
 
@@ -191,12 +191,12 @@ class Pretraining:
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     def step(
         self,
-        state: State,
+        state: PretrainState,
         images: UInt8[Array, "image h w channel"],
         labels: Int[Array, " image"],
         key: PRNGKeyArray,
         dials: Dials,
-    ) -> tuple[State, dict[str, Float[Array, ""]]]:
+    ) -> tuple[PretrainState, dict[str, Float[Array, ""]]]:
         """One step of SGD on a batch of pixels; `key` is that of the whole run."""
         augment_key, loss_key = jax.random.split(jax.random.fold_in(key, state.step))
         values, quarters = self.augmented(augment_key, images, dials)
@@ -207,24 +207,26 @@ class Pretraining:
         updates, optimiser = OPTIMISER.update(decayed, state.optimiser)
         classifier = jax.tree.map(lambda w, u: w - dials.learning_rate * u, classifier, updates)
         moments = jax.tree.map(lambda old, new: old + RUNNING * (new - old), state.network.moments, seen)
-        network = Network(classifier, moments)
+        network = PretrainedNetwork(classifier, moments)
         average = state.average
         if average is not None:
             average = jax.tree.map(lambda old, new: new + dials.average * (old - new), average, network)
-        return State(state.step + 1, network, optimiser, average), info
+        return PretrainState(state.step + 1, network, optimiser, average), info
 
     @functools.partial(jax.jit, static_argnums=0)
-    def logits(self, network: Network, images: UInt8[Array, "image h w channel"]) -> Float[Array, "image class"]:
+    def logits(
+        self, network: PretrainedNetwork, images: UInt8[Array, "image h w channel"]
+    ) -> Float[Array, "image class"]:
         """Of the centre crops, with running moments and without dropout."""
-        boxes = jnp.tile(augment.view_boxes(self.architecture.share, multi=False), (len(images), 1))
-        values = augment.crop(augment.scaled(images), boxes, self.architecture.side)
+        boxes = jnp.tile(view_boxes(self.architecture.share, multi=False), (len(images), 1))
+        values = crop(scaled(images), boxes, self.architecture.side)
         through = Pass(network.moments)
         backbone = network.classifier.backbone
         backbone(self.prepared(values), through)
         return network.classifier.classes(pool(through.taps[backbone.layers[-1], "rectified"]))
 
 
-class Split(NamedTuple):
+class HeldOutSplit(NamedTuple):
     """Rows of the images of training classes, with labels that count these classes only."""
 
     rows: Int[np.ndarray, " image"]
@@ -232,7 +234,7 @@ class Split(NamedTuple):
     held_out: Bool[np.ndarray, " image"]
 
 
-def split_training(images: Images, share: float, seed: int) -> Split:
+def split_training(images: Images, share: float, seed: int) -> HeldOutSplit:
     """The images of training classes; of each class this share, drawn by the seed, is not for training."""
     is_training = np.array([split == "train" for split in images.splits])
     rows = np.flatnonzero(is_training[images.labels])
@@ -242,7 +244,7 @@ def split_training(images: Images, share: float, seed: int) -> Split:
         places = np.flatnonzero(labels == label)
         count = min(round(share * len(places)), len(places) - 1)
         out[np.random.default_rng([seed, int(label)]).permutation(places)[:count]] = True
-    return Split(rows, labels, out)
+    return HeldOutSplit(rows, labels, out)
 
 
 def padded(images: UInt8[np.ndarray, "image h w channel"], count: int) -> UInt8[np.ndarray, "{count} h w channel"]:

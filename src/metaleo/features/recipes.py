@@ -69,7 +69,7 @@ class Recipe:
     drops: tuple[float, ...] = (0.3, 0.5, 0.7, 0.8, 0.9)
     """After which shares of the steps the learning rate is multiplied with 0.2; none: it falls along a cosine."""
     l2: float = 5e-4
-    keep: float = 0.5
+    keep_prob: float = 0.5
     """Probability that dropout inside the blocks keeps a number."""
     least_area: float = 0.08
     """Smallest share of an image that a random crop takes."""
@@ -87,6 +87,8 @@ class Recipe:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Recipe":
+        """From a file, also of version 0.1, where `keep_prob` was called `keep`."""
+        values = {"keep_prob" if name == "keep" else name: value for name, value in values.items()}
         return cls(**{**values, "drops": tuple(values["drops"])})
 
 
@@ -97,7 +99,7 @@ BASE = dataclasses.replace(
     batch=256,
     steps=25_000,
     drops=(),
-    keep=1.0,
+    keep_prob=1.0,
     least_area=0.2,
 )
 RECIPES: dict[str, Recipe] = {

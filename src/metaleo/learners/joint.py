@@ -4,14 +4,13 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from metaleo.data.rows import normalise
 from metaleo.errors import BadInput
 from metaleo.features.backbone import Convolution, Moments, Norm, Pass, pool
+from metaleo.features.backbone_files import BackboneFile
 from metaleo.features.conv4 import Conv4, Stage
-from metaleo.features.networks import NetworkFile
-from metaleo.learners.learner import Adaptation, Hyper, Info, Learner
-from metaleo.model.heads import Head
-from metaleo.tasks.task import Batch, Task
+from metaleo.learners.base import Adaptation, HyperParams, Learner, Metrics
+from metaleo.nn.heads import Head
+from metaleo.tasks.task import Batch, Task, normalise
 
 Sizes = tuple[int, int, int, int]
 """Height, width and channels of what a tail takes, and the channels that it gives."""
@@ -34,11 +33,11 @@ class Tail(eqx.Module):
         return cls(stage, Moments.standard(outputs), (height, width, inputs))
 
     @classmethod
-    def of(cls, network: NetworkFile) -> "Tail":
+    def of(cls, network: BackboneFile) -> "Tail":
         """The last stage of a trained network."""
         backbone, moments = network.trained
         if not isinstance(backbone, Conv4):
-            raise BadInput("only the last stage of a conv-4 can be trained on with --joint")
+            raise BadInput("only the last stage of a conv-4 can be trained on with `joint`")
         stage, side = backbone.stages[-1], network.architecture.side // 8
         return cls(stage, moments[-1], (side, side, stage.convolution.weight.shape[2]))
 
@@ -71,12 +70,12 @@ class Joint(Learner):
         """The batch as the inner learner sees it."""
         return Batch(self.tail(batch.inputs), batch.targets, batch.mask)
 
-    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         adaptation = self.learner.adapt(self.seen(support), hyper, key)
         return Adaptation(TailedHead(self.tail, adaptation.head), adaptation.trace)
 
-    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
+    def meta_loss(self, task: Task, hyper: HyperParams, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
         return self.learner.meta_loss(Task(self.seen(task.support), self.seen(task.query)), hyper, key)
 
-    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+    def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
         return self.learner.regulariser(hyper)

@@ -5,10 +5,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from metaleo.learners.learner import SUPPORT, Adaptation, Hyper, Info, Learner, descend_weights
+from metaleo._jax.random import dropout_masks
+from metaleo.learners.base import SUPPORT, Adaptation, HyperParams, Learner, Metrics, descend_weights
 from metaleo.losses import l2
-from metaleo.model.network import Network
-from metaleo.randomness import masks
+from metaleo.nn.heads import Network
 from metaleo.tasks.task import Batch, Task
 
 
@@ -31,18 +31,23 @@ def descend_from(
     step_size: Float[Array, "code size"] | float,
     num_steps: int,
     support: Batch,
-    hyper: Hyper | None,
+    hyper: HyperParams | None,
     key: PRNGKeyArray | None,
     first_order: bool = False,
-    limit: float | None = None,
+    max_grad_norm: float | None = None,
 ) -> Adaptation:
     """Descent from learned rows, with fresh dropout at every step of training."""
     network.check(support)
-    keep, dropout = 1.0, None
+    keep_prob, dropout = 1.0, None
     if key is not None and hyper is not None and network.dropout:
-        keep, dropout = hyper.keep, masks(key, hyper.keep, (num_steps, *support.inputs.shape), SUPPORT)
+        keep_prob, dropout = (
+            hyper.keep_prob,
+            dropout_masks(key, hyper.keep_prob, (num_steps, *support.inputs.shape), SUPPORT),
+        )
     start = rows_for(rows, network.codes(support))
-    weights, losses = descend_weights(network, start, step_size, num_steps, support, dropout, keep, first_order, limit)
+    weights, losses = descend_weights(
+        network, start, step_size, num_steps, support, dropout, keep_prob, first_order, max_grad_norm
+    )
     return Adaptation(network.head(weights), Descent(start, weights, losses))
 
 
@@ -62,7 +67,7 @@ class MAML(Learner):
     step_size: float = eqx.field(static=True)
     num_steps: int = eqx.field(static=True)
     first_order: bool = eqx.field(static=True)
-    limit: float | None = eqx.field(static=True, default=None)
+    max_grad_norm: float | None = eqx.field(static=True, default=None)
 
     @classmethod
     def init(
@@ -73,15 +78,15 @@ class MAML(Learner):
         step_size: float = 10.0,
         num_steps: int = 5,
         first_order: bool = False,
-        limit: float | None = None,
+        max_grad_norm: float | None = None,
     ) -> "MAML":
-        return cls(rows_of(network, way), network, step_size, num_steps, first_order, limit)
+        return cls(rows_of(network, way), network, step_size, num_steps, first_order, max_grad_norm)
 
-    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         steps = (self.step_size, self.num_steps)
-        return descend_from(self.network, self.start, *steps, support, hyper, key, self.first_order, self.limit)
+        return descend_from(self.network, self.start, *steps, support, hyper, key, self.first_order, self.max_grad_norm)
 
-    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+    def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
         return hyper.l2 * l2(self.start)
 
 
@@ -92,7 +97,7 @@ class MetaSGD(Learner):
     step_size: Float[Array, "row size"]
     network: Network = eqx.field(static=True)
     num_steps: int = eqx.field(static=True)
-    limit: float | None = eqx.field(static=True, default=None)
+    max_grad_norm: float | None = eqx.field(static=True, default=None)
 
     @classmethod
     def init(
@@ -102,16 +107,18 @@ class MetaSGD(Learner):
         way: int = 5,
         step_size: float | Float[Array, ""] = 10.0,
         num_steps: int = 5,
-        limit: float | None = None,
+        max_grad_norm: float | None = None,
     ) -> "MetaSGD":
         start = rows_of(network, way)
-        return cls(start, jnp.full(start.shape, step_size), network, num_steps, limit)
+        return cls(start, jnp.full(start.shape, step_size), network, num_steps, max_grad_norm)
 
-    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         step_size = rows_for(self.step_size, self.network.codes(support))
-        return descend_from(self.network, self.start, step_size, self.num_steps, support, hyper, key, limit=self.limit)
+        return descend_from(
+            self.network, self.start, step_size, self.num_steps, support, hyper, key, max_grad_norm=self.max_grad_norm
+        )
 
-    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+    def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
         return hyper.l2 * l2(self.start)
 
 
@@ -122,7 +129,7 @@ class Reptile(Learner):
     network: Network = eqx.field(static=True)
     step_size: float = eqx.field(static=True)
     num_steps: int = eqx.field(static=True)
-    limit: float | None = eqx.field(static=True, default=None)
+    max_grad_norm: float | None = eqx.field(static=True, default=None)
 
     @classmethod
     def init(
@@ -132,15 +139,15 @@ class Reptile(Learner):
         way: int = 5,
         step_size: float = 10.0,
         num_steps: int = 5,
-        limit: float | None = None,
+        max_grad_norm: float | None = None,
     ) -> "Reptile":
-        return cls(rows_of(network, way), network, step_size, num_steps, limit)
+        return cls(rows_of(network, way), network, step_size, num_steps, max_grad_norm)
 
-    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         steps = self.step_size, self.num_steps
-        return descend_from(self.network, self.start, *steps, support, hyper, key, limit=self.limit)
+        return descend_from(self.network, self.start, *steps, support, hyper, key, max_grad_norm=self.max_grad_norm)
 
-    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
+    def meta_loss(self, task: Task, hyper: HyperParams, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
         """½|θ - stopgrad(θ′)|², whose gradient θ - θ′ is Reptile's direction; θ′ fits support and query alike.
 
         The diagnostics are those of adapting to the support set alone, as for every learner.
@@ -151,5 +158,5 @@ class Reptile(Learner):
         descent: Descent = self.adapt(examples, hyper, pull_key).trace
         return l2(descent.start - jax.lax.stop_gradient(descent.end)), info
 
-    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+    def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
         return hyper.l2 * l2(self.start)

@@ -9,12 +9,18 @@ import jax.numpy as jnp
 from jax.nn.initializers import glorot_uniform
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from metaleo.data.rows import normalise
-from metaleo.learners.learner import Adaptation, Hyper, Info, Learner, dropped, query_loss_and_metrics
+from metaleo.learners.base import Adaptation, HyperParams, Learner, Metrics, dropout_inputs, query_loss_and_metrics
 from metaleo.losses import l2
-from metaleo.model.embedding import Embedding
-from metaleo.model.heads import AffineHead, AttentionHead, CentredHead, LinearHead, RelationHead, nearest
-from metaleo.tasks.task import Batch, Task
+from metaleo.nn.heads import (
+    AffineHead,
+    AttentionHead,
+    CentredHead,
+    Embedding,
+    LinearHead,
+    RelationHead,
+    nearest_centroid_head,
+)
+from metaleo.tasks.task import Batch, Task, normalise
 
 
 class NearestCentroid(Learner):
@@ -22,13 +28,13 @@ class NearestCentroid(Learner):
 
     sharpness: float = eqx.field(static=True, default=10.0)
 
-    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         del hyper, key
         centroids = support.class_weights() @ support.inputs
         norms = jnp.linalg.norm(centroids, axis=1, keepdims=True)
         return Adaptation(LinearHead(self.sharpness * centroids / jnp.maximum(norms, 1e-12)))
 
-    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
+    def meta_loss(self, task: Task, hyper: HyperParams, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
         return query_loss_and_metrics(self.adapt(task.support).head, task.query, hyper, None)
 
 
@@ -43,15 +49,15 @@ class CL2N(Learner):
         del key
         return cls(jnp.zeros(dim), sharpness)  # -5|u - c|² rises like the 10 cos of `NearestCentroid`
 
-    def informed(self, mean: Float[Array, " dim"]) -> "CL2N":
+    def with_feature_mean(self, mean: Float[Array, " dim"]) -> "CL2N":
         return dataclasses.replace(self, centre=mean)
 
-    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         del hyper, key
         centroids = support.class_weights() @ normalise(support.inputs - self.centre[None, :])
-        return Adaptation(CentredHead(self.centre, nearest(centroids, self.sharpness)))
+        return Adaptation(CentredHead(self.centre, nearest_centroid_head(centroids, self.sharpness)))
 
-    def meta_loss(self, task: Task, hyper: Hyper, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Info]:
+    def meta_loss(self, task: Task, hyper: HyperParams, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
         return query_loss_and_metrics(self.adapt(task.support).head, task.query, hyper, None)
 
 
@@ -66,12 +72,12 @@ class PrototypicalNet(Learner):
         del key
         return cls(Embedding.init(dim), jnp.full((), math.log(sharpness)))
 
-    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
-        prototypes = support.class_weights() @ self.embedding(dropped(support, hyper, key))
-        head = nearest(prototypes, jnp.exp(self.log_sharpness))
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        prototypes = support.class_weights() @ self.embedding(dropout_inputs(support, hyper, key))
+        head = nearest_centroid_head(prototypes, jnp.exp(self.log_sharpness))
         return Adaptation(AffineHead(self.embedding.transpose(head.weights), head.bias))
 
-    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+    def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
         return hyper.l2 * l2(self.embedding.departure)
 
 
@@ -89,16 +95,16 @@ class MatchingNet(Learner):
         del key
         return cls(Embedding.init(dim), jnp.full((), math.log(sharpness)))
 
-    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
-        examples = normalise(self.embedding(dropped(support, hyper, key)))
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        examples = normalise(self.embedding(dropout_inputs(support, hyper, key)))
         members = support.targets * support.mask[:, None].astype(support.targets.dtype)
         return Adaptation(AttentionHead(self.embedding, examples, members, jnp.exp(self.log_sharpness)))
 
-    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+    def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
         return hyper.l2 * l2(self.embedding.departure)
 
 
-class RelationNetwork(Learner):
+class RelationNetLearner(Learner):
     """A learned comparison of an input with the mean of a class's embedded examples (Sung et al. 2018).
 
     Trained with the cross-entropy of a softmax over classes, where they use squared errors of sigmoids: so that
@@ -113,7 +119,7 @@ class RelationNetwork(Learner):
     log_sharpness: Float[Array, ""]
 
     @classmethod
-    def init(cls, key: PRNGKeyArray, dim: int, *, hidden: int = 128, sharpness: float = 10.0) -> "RelationNetwork":
+    def init(cls, key: PRNGKeyArray, dim: int, *, hidden: int = 128, sharpness: float = 10.0) -> "RelationNetLearner":
         first_key, middle_key, last_key = jax.random.split(key, 3)
         first = glorot_uniform()(first_key, (2 * dim, hidden))
         return cls(
@@ -125,8 +131,8 @@ class RelationNetwork(Learner):
             jnp.full((), math.log(sharpness)),
         )
 
-    def adapt(self, support: Batch, hyper: Hyper | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
-        classes = support.class_weights() @ self.embedding(dropped(support, hyper, key))
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        classes = support.class_weights() @ self.embedding(dropout_inputs(support, hyper, key))
         head = RelationHead(
             self.embedding,
             classes @ self.for_class,
@@ -137,5 +143,5 @@ class RelationNetwork(Learner):
         )
         return Adaptation(head)
 
-    def regulariser(self, hyper: Hyper) -> Float[Array, ""]:
+    def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
         return hyper.l2 * l2(self.embedding.departure, self.for_class, self.for_input, self.middle, self.last)

@@ -1,6 +1,12 @@
-"""Meta-sets → problems: a task is a few labelled examples (support) and the examples to predict (query)."""
+"""Tasks: what a learner adapts to, and distributions of them."""
+
+from collections.abc import Callable
 
 from metaleo.tasks.episodes import Episodes as Episodes
+from metaleo.tasks.sines_and_lines import SinesAndLines
 from metaleo.tasks.task import Batch as Batch
 from metaleo.tasks.task import Task as Task
 from metaleo.tasks.task import Tasks as Tasks
+
+PROBLEMS: dict[str, Callable[[int, int], Tasks]] = {"sines-and-lines": SinesAndLines}
+"""Distributions of tasks that need no data, by name; called with shot and query."""

@@ -1,18 +1,89 @@
-"""N-way K-shot sampling without replacement: pure, jittable, at a cost that ignores how much data there is."""
+"""Episodes: N-way K-shot tasks sampled from a MetaSet, without replacement.
+
+Sampling is pure and jittable, at a cost that does not depend on how much data there is. Feature rows are read by row
+number inside compiled code, from the device's memory or from the host's.
+"""
+
+import abc
+import functools
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
 
 from metaleo.data.metaset import MetaSet
-from metaleo.data.rows import Rows, place
-from metaleo.errors import BadInput
-from metaleo.tasks.task import Batch, Task, Tasks
+from metaleo.errors import BadInput, require_at_least
+from metaleo.tasks.task import Batch, Task, Tasks, normalise
 
 
-class Picks(eqx.Module):
+class Rows(eqx.Module):
+    """Where feature rows are kept."""
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """Numbers per row."""
+
+    @abc.abstractmethod
+    def take(self, rows: Int[Array, "*index"]) -> Float[Array, "*index dim"]:
+        """The rows of these numbers, normalised unless they are wanted as they are."""
+
+
+class DeviceRows(Rows):
+    """All rows in the device's memory, normalised once or not at all."""
+
+    features: Float[Array, "row dim"]
+
+    @property
+    def dim(self) -> int:
+        return self.features.shape[1]
+
+    def take(self, rows: Int[Array, "*index"]) -> Float[Array, "*index dim"]:
+        return self.features.at[rows].get(mode="promise_in_bounds")
+
+
+class HostRows(Rows):
+    """Rows left where they are, in host memory or in a mapped file larger than it; each fetch reads its own."""
+
+    metaset: MetaSet = eqx.field(static=True)
+    normalised: bool = eqx.field(static=True, default=True)
+
+    @property
+    def dim(self) -> int:
+        return self.metaset.dim
+
+    def take(self, rows: Int[Array, "*index"]) -> Float[Array, "*index dim"]:
+        shape = jax.ShapeDtypeStruct((*rows.shape, self.metaset.dim), jnp.float32)
+        vectors = jax.pure_callback(self._read, shape, rows, vmap_method="broadcast_all")
+        return normalise(vectors) if self.normalised else vectors
+
+    def _read(self, rows: Int[Array, "*index"]) -> Float32[np.ndarray, "*index dim"]:
+        return self.metaset.read(np.asarray(rows))
+
+
+def place_rows(metaset: MetaSet, on_device: bool = True, *, normalised: bool = True) -> Rows:
+    """The features where tasks read them: in the device's memory, or left on the host where they do not fit.
+
+    Not `normalised`: vectors as they are in the file, instead of at length one.
+    """
+    if not on_device:
+        return HostRows(metaset, normalised)
+    prepare = jax.jit(normalise) if normalised else jnp.asarray
+    features = jnp.zeros(metaset.features.shape, jnp.float32)
+    for start, slab in metaset.slabs():  # nothing is held twice, nor are slabs read ahead of their turn
+        features = jax.block_until_ready(with_slab(features, prepare(slab), start))
+    return DeviceRows(features)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def with_slab(features: Float[Array, "row dim"], slab: Float[Array, "slab dim"], start: Int[Array, ""]):
+    """The same features, with a slab in its place."""
+    return jax.lax.dynamic_update_slice(features, slab, (start, 0))
+
+
+class EpisodeIndices(eqx.Module):
     """A task before its features are fetched: row numbers. `present` is false where a class has run out."""
 
     support: Int[Array, "way shot"]
@@ -37,10 +108,10 @@ class Episodes(Tasks):
 
     @classmethod
     def over(cls, metaset: MetaSet, way: int, shot: int, query: int | None, rows: Rows | None = None) -> "Episodes":
-        """Tasks over the classes of a meta-set, or of a part of it whose whole is already in `rows`."""
-        check(metaset, way, shot, query)
+        """Tasks over the classes of `metaset`. `rows` holds the features, where several subsets share them."""
+        check_classes(metaset, way, shot, query)
         return cls(
-            place(metaset) if rows is None else rows,
+            place_rows(metaset) if rows is None else rows,
             jnp.asarray(metaset.rows, jnp.int32),
             jnp.asarray(metaset.starts, jnp.int32),
             jnp.asarray(metaset.counts, jnp.int32),
@@ -51,36 +122,40 @@ class Episodes(Tasks):
         )
 
     def sample(self, key: PRNGKeyArray) -> Task:
-        return self.fetch(self.pick(key))
+        return self.gather(self.sample_indices(key))
 
-    def pick(self, key: PRNGKeyArray) -> Picks:
+    def sample_indices(self, key: PRNGKeyArray) -> EpisodeIndices:
         """Distinct classes in random order, and distinct images of each."""
         class_key, image_key = jax.random.split(key)
-        classes = choose(class_key, len(self.counts), self.way)
+        classes = sample_without_replacement(class_key, len(self.counts), self.way)
         starts, counts = self.starts[classes], self.counts[classes]
         image_keys = jax.random.split(image_key, self.way)
         if self.query is None:
-            support = jax.vmap(choose, (0, 0, None))(image_keys, counts, self.shot)
+            support = jax.vmap(sample_without_replacement, (0, 0, None))(image_keys, counts, self.shot)
             query = jnp.broadcast_to(jnp.arange(self.largest, dtype=jnp.int32), (self.way, self.largest))
             taken = (query[:, :, None] == support[:, None, :]).any(-1)
             present = (query < counts[:, None]) & ~taken
             query = jnp.minimum(query, counts[:, None] - 1)
         else:
-            images = jax.vmap(choose, (0, 0, None))(image_keys, counts, self.shot + self.query)
+            images = jax.vmap(sample_without_replacement, (0, 0, None))(image_keys, counts, self.shot + self.query)
             support, query = images[:, : self.shot], images[:, self.shot :]
             present = jnp.ones(query.shape, bool)
-        return Picks(self.row_of[starts[:, None] + support], self.row_of[starts[:, None] + query], present)
+        return EpisodeIndices(self.row_of[starts[:, None] + support], self.row_of[starts[:, None] + query], present)
 
-    def fetch(self, picks: Picks) -> Task:
+    def gather(self, indices: EpisodeIndices) -> Task:
+        """The task with these row numbers."""
+
         def batch(rows, present):
             inputs = self.rows.take(rows.reshape(-1))  # (way * image, dim)
             targets = jnp.repeat(jnp.eye(self.way, dtype=inputs.dtype), rows.shape[1], axis=0)
             return Batch(inputs, targets, present.reshape(-1))
 
-        return Task(batch(picks.support, jnp.ones(picks.support.shape, bool)), batch(picks.query, picks.present))
+        return Task(
+            batch(indices.support, jnp.ones(indices.support.shape, bool)), batch(indices.query, indices.present)
+        )
 
 
-def choose(key: PRNGKeyArray, total: int | Int[Array, ""], count: int) -> Int[Array, " {count}"]:
+def sample_without_replacement(key: PRNGKeyArray, total: int | Int[Array, ""], count: int) -> Int[Array, " {count}"]:
     """`count` distinct integers below `total`, in random order.
 
     A Fisher-Yates shuffle that remembers only the cells it has written, so `total` may be any size: at step i
@@ -105,11 +180,10 @@ def choose(key: PRNGKeyArray, total: int | Int[Array, ""], count: int) -> Int[Ar
     return jax.lax.scan(step, (nothing, nothing), jnp.arange(count))[1]
 
 
-def check(metaset: MetaSet, way: int, shot: int, query: int | None) -> None:
+def check_classes(metaset: MetaSet, way: int, shot: int, query: int | None) -> None:
     """Every class must be able to fill its part of a task."""
-    for name, number in (("way", way), ("shot", shot), ("query", 1 if query is None else query)):
-        if number < (2 if name == "way" else 1):
-            raise BadInput(f"--{name} must be at least {2 if name == 'way' else 1}, not {number}")
+    require_at_least(2, way=way)
+    require_at_least(1, shot=shot, query=1 if query is None else query)
     splits = "/".join(sorted(set(metaset.splits))) or "chosen"
     if len(metaset.counts) < way:
         raise BadInput(f"{way}-way tasks need {way} classes; the {splits} split has {len(metaset.counts)}")

@@ -45,17 +45,18 @@ class Task(eqx.Module):
 class Tasks(eqx.Module):
     """A distribution p(T) over problems: `sample(key)` is one of them, always the same for the same key.
 
-    Where drawing a task takes many tiny steps, `pick` does those for many tasks beforehand and `fetch` the rest.
+    Where drawing a task takes many tiny steps, `sample_indices` does those for many tasks beforehand, and `gather` the
+    rest.
     """
 
     @abc.abstractmethod
     def sample(self, key: PRNGKeyArray) -> Task: ...
 
-    def pick(self, key: PRNGKeyArray) -> PyTree:
+    def sample_indices(self, key: PRNGKeyArray) -> PyTree:
         return key
 
-    def fetch(self, picks: PyTree) -> Task:
-        return self.sample(picks)
+    def gather(self, indices: PyTree) -> Task:
+        return self.sample(indices)
 
     @property
     def numbers(self) -> int:
@@ -80,3 +81,10 @@ def labelled(
     """A batch from integer labels in 0 … way - 1, any number of examples per class."""
     targets = jax.nn.one_hot(labels, way, dtype=inputs.dtype)
     return Batch(inputs, targets, jnp.ones(len(inputs), bool) if mask is None else mask)
+
+
+def normalise(vectors: Float[Array | np.ndarray, "*batch dim"]) -> Float[Array, "*batch dim"]:
+    """x / |x|, as the authors' code does before anything else; a zero vector stays zero."""
+    vectors = jnp.asarray(vectors)
+    squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
+    return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))

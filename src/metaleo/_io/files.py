@@ -1,0 +1,139 @@
+"""Files that are replaced atomically and read without running anything in them: text, JSON, CSV, trees of arrays."""
+
+import contextlib
+import csv
+import fcntl
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from jaxtyping import PyTree
+from safetensors import SafetensorError
+
+import metaleo
+from metaleo.errors import BadInput
+
+HEADER = "metaleo"
+FORMAT = 1
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` to write to; it takes `path`'s place once it is whole and on the disk.
+
+    A failure (a full disk, say) leaves `path` as it was, and nothing beside it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with open(temporary, "rb+") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:  # the latter is what safetensors makes of a full disk
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"cannot write {path}: {why}; what was saved before is intact") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse, before any work, a place that cannot be written to; folders on the way there are made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a JSON file holds, nothing if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return values if isinstance(values, dict) else {}
+    return {}
+
+
+def leaf_names(tree: PyTree) -> list[str]:
+    """`encoder.weight` and so on: the path to each leaf."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+
+
+def save_tree(path: Path, tree: PyTree, header: dict[str, Any]) -> None:
+    """The leaves of a tree by name, and a header in JSON."""
+    arrays = {name: np.asarray(leaf) for name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree), strict=True)}
+    versions = {"metaleo": metaleo.__version__, "jax": jax.__version__}
+    text = json.dumps({"format": FORMAT, **header, "versions": versions})
+    with atomic_write(path) as temporary:
+        safetensors.numpy.save_file(arrays, temporary, {HEADER: text})
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    try:
+        with safetensors.safe_open(path, framework="np") as archive:
+            header = json.loads((archive.metadata() or {})[HEADER])
+    except FileNotFoundError as error:
+        raise BadInput(f"{path} does not exist") from error
+    except (OSError, safetensors.SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise BadInput(f"{path} is truncated, or not a file of Metaleo's") from error
+    if header.get("format") != FORMAT:
+        raise BadInput(f"{path} has format {header.get('format')}; this version of Metaleo reads {FORMAT}")
+    return header
+
+
+def load_tree(path: Path, like: PyTree, old_names: Mapping[str, str] | None = None) -> PyTree:
+    """A tree of the same structure as `like`, with the leaves in the file; some may have an older name there."""
+    read_header(path)
+    arrays = safetensors.numpy.load_file(path)
+    for new, old in (old_names or {}).items():
+        if new not in arrays and old in arrays:
+            arrays[new] = arrays.pop(old)
+    names, (expected, structure) = leaf_names(like), jax.tree.flatten(like)
+    for name, leaf in zip(names, expected, strict=True):
+        if name not in arrays or arrays[name].shape != leaf.shape:
+            found = list(arrays[name].shape) if name in arrays else "nothing"
+            raise BadInput(f"{path} does not fit: {name} should be {list(leaf.shape)}, the file has {found}")
+    return jax.tree.unflatten(structure, [jnp.asarray(arrays[name]) for name in names])
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A CSV file; numbers that are not whole have six digits."""
+    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([f"{cell:.6f}" if isinstance(cell, np.floating) else cell for cell in row] for row in rows)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[str]:
+    """The folder, for this worker alone; yields the worker's name, which outlives a kill."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "worker", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BadInput(f"another search is at work in {folder}; give this one its own `out`") from error
+        file.seek(0)
+        name = file.read().strip()
+        if not name:
+            name = uuid.uuid4().hex[:12]
+            file.write(name)
+            file.flush()
+        yield name

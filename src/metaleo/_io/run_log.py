@@ -1,0 +1,81 @@
+"""The journal of a long run: a line per report, and a way to be stopped."""
+
+import contextlib
+import json
+import math
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from metaleo._io.files import write_text
+from metaleo.errors import BadInput
+
+Record = dict[str, Any]
+
+
+def claim_run_folder(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
+    """Take a folder for a new run, and write down its configuration."""
+    config_path = folder / "config.json"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not overwrite:
+            raise BadInput(f"{folder} exists; continue it with resume=True or replace it with overwrite=True")
+        if not config_path.is_file():
+            raise BadInput(f"{folder} is not a run folder; overwrite=True replaces only those")
+        shutil.rmtree(folder)
+    write_text(config_path, json.dumps(config, indent=2) + "\n")
+
+
+def finite_or_none(value: Any) -> float | None:
+    number = float(value)
+    return round(number, 6) if math.isfinite(number) else None
+
+
+class MetricsLog:
+    """metrics.jsonl. Lines past the state that a run resumes from are dropped: they will be written again."""
+
+    def __init__(self, path: Path, step: int):
+        self.path = path
+        if jax.process_index() != 0:
+            return
+        kept = [record for record in read_metrics(path) if record["step"] <= step]
+        write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def write(self, records: list[Record]) -> None:
+        if jax.process_index() != 0:
+            return
+        try:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(record) + "\n" for record in records))
+        except OSError as error:
+            raise BadInput(f"cannot write {self.path}: {error.strerror}; what was saved before is intact") from error
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """All whole lines of a metrics file; a kill may have left half a line at the end."""
+    records = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                records.append(json.loads(line))
+    return records
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """A list that becomes non-empty when SIGINT or SIGTERM arrives; a second Ctrl-C is an ordinary one."""
+    received: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        received.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""What we ask of JAX: compilation, devices and hosts, random numbers."""

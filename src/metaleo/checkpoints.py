@@ -1,0 +1,184 @@
+"""Model files: a trained learner, what it is, and what is known of it."""
+
+import dataclasses
+import functools
+import importlib.resources
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from metaleo._io.files import load_tree, read_header, save_tree
+from metaleo.config.schema import TrainConfig
+from metaleo.errors import BadInput
+from metaleo.learners.base import Learner
+from metaleo.learners.registry import UNTRAINED, Structure
+
+BUILTIN_MODELS = ("miniimagenet", "intents", "omniglot", "sines-and-lines")
+"""Trained models inside this package, by name."""
+SHORT_NAMES = {
+    "leo": "LEO",
+    "leo-no-finetuning": "LEO, no fine-tuning",
+    "leo-deterministic": "LEO, deterministic",
+    "leo-random-prior": "LEO, random prior",
+    "leo-generator-finetuned": "generator + fine-tuning",
+    "leo-generator": "generator",
+    "meta-sgd": "Meta-SGD",
+    "maml": "MAML",
+    "fomaml": "first-order MAML",
+    "reptile": "Reptile",
+}
+"""Learners, where there is little room."""
+
+
+class TrainedModel(NamedTuple):
+    """A trained learner with what is known of it.
+
+    Attributes:
+        learner: The learner, with what it has learned.
+        structure: What kind of learner it is.
+        header: All that its file says of it: configuration, validation score, classes, temperatures.
+    """
+
+    learner: Learner
+    structure: Structure
+    header: dict[str, Any]
+
+    def setting(self, name: str) -> Any:
+        """A field of the configuration that the model was trained with."""
+        try:
+            return self.header["config"][name]
+        except KeyError as error:
+            raise BadInput(f"the model file does not say with which {name} it was trained") from error
+
+    def temperature(self, shot: float | int) -> float:
+        """What to divide logits by, for `shot` examples per class on average.
+
+        Linear between the shots that were learned, in the logarithm of both; 1 for a model that never learned any.
+        """
+        known = self.header.get("temperatures") or [[1, 1.0]]
+        shots, values = np.log(np.asarray(known, np.float64)).T
+        return float(np.exp(np.interp(np.log(shot), shots, values)))
+
+
+def save_model(path: Path, learner: Learner, structure: Structure, header: dict[str, Any]) -> None:
+    """Write a model file; `header` is what is known of the model, as JSON."""
+    rows = "l2" if structure.normalised else "none"
+    save_tree(path, learner, {"kind": "model", "structure": vars(structure), "normalise": rows, **header})
+
+
+def load_model(model: str | Path) -> TrainedModel:
+    """Read a trained model.
+
+    Args:
+        model: A model file, a run folder (of several seeds, the first), or the name of a model inside this package.
+
+    Returns:
+        The learner with its structure and header.
+
+    Example:
+        >>> from metaleo import load_model
+        >>> model = load_model("miniimagenet")
+        >>> model.structure.learner, model.structure.dim
+        ('leo', 640)
+    """
+    path = model_paths(Path(model))[0]
+    header = read_header(path)
+    if header.get("kind") != "model":
+        raise BadInput(f"{path} is not a model file")
+    try:
+        structure = Structure.from_json(header["structure"])
+    except (KeyError, TypeError) as error:
+        raise BadInput(f"{path} holds a model of an unknown structure: {error}") from error
+    return TrainedModel(load_tree(path, structure.blank()), structure, header)
+
+
+@functools.lru_cache(maxsize=8)
+def load_cached(path: Path, _modified: int) -> TrainedModel:
+    """The same from memory, as long as the file was not modified."""
+    return load_model(path)
+
+
+def find_model(model: str | Path, dim: int | None = None) -> TrainedModel:
+    """A model in this package by its name, that of a run folder (its first seed's) or of a file; or a learner that
+    needs no training by its name, for rows of `dim` numbers."""
+    if str(model) in UNTRAINED:
+        if dim is None:
+            raise BadInput(f"{model} is for rows of any length, but of which one is not known yet")
+        structure = Structure(learner=str(model), dim=dim)
+        return TrainedModel(structure.init(jax.random.key(0)), structure, {"kind": "model"})
+    path = model_paths(Path(model))[0]
+    found = load_cached(path, path.stat().st_mtime_ns)
+    if found.structure.noise is not None:
+        raise BadInput(f"{model} predicts numbers; a model of classes is needed")
+    return found
+
+
+def builtin_model_path(name: str) -> Path:
+    """Where a model inside this package is."""
+    if name not in BUILTIN_MODELS:
+        raise BadInput(f"no model {name!r} in this package; it has {', '.join(BUILTIN_MODELS)}")
+    return Path(str(importlib.resources.files("metaleo") / "assets" / "models" / f"{name}.safetensors"))
+
+
+def model_paths(run: Path) -> list[Path]:
+    """The model files that a path stands for: itself, those of a run folder in the order of their seeds, or the one in
+    this package of that name."""
+    if run.is_file():
+        return [run]
+    if str(run) in BUILTIN_MODELS and not run.exists():
+        return [builtin_model_path(str(run))]
+    if not run.is_dir():
+        raise BadInput(f"{run} does not exist; give a run folder or a model file")
+    found = sorted(run.glob("model*.safetensors"), key=lambda path: (len(path.name), path.name))
+    if not found:
+        raise BadInput(f"{run} has no model yet: a run saves its first one at its first validation")
+    return found
+
+
+# Several models, to be tested beside each other
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A trained model that is tested beside others."""
+
+    name: str
+    """What tells it from the others."""
+    source: Path
+    """The run folder or model that was asked for."""
+    path: Path
+    """Its model file."""
+    model: TrainedModel
+
+    @property
+    def learner(self) -> Learner:
+        return self.model.learner
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration that it was trained with."""
+        return TrainConfig.from_json(self.model.header["config"])
+
+
+def load_candidates(sources: Sequence[Path], every_seed: bool = True) -> list[Candidate]:
+    """The models of these runs: all seeds, or the first of each."""
+    if not sources:
+        raise BadInput("give a run folder or a model file")
+    found: dict[Path, Path] = {}
+    for one in sources:
+        for path in model_paths(one)[: None if every_seed else 1]:
+            found.setdefault(path, one)
+    models = {path: load_model(path) for path in found}
+    seeds = [f"seed {model.header['seed']}" for model in models.values()]
+    folders = [source.parent.resolve().name if source.is_file() else source.name for source in found.values()]
+    each = [f"{folder} {seed}" for folder, seed in zip(folders, seeds, strict=True)]
+    learners = [SHORT_NAMES.get(m.structure.learner, m.structure.learner) for m in models.values()]
+    only = len(set(found.values())) == 1
+    ways = [seeds if only else [], each] if every_seed else [learners, folders, each]  # the first that tells them apart
+    names = next((way for way in ways if len(set(way)) == len(models)), [str(path) for path in models])
+    return [
+        Candidate(name, found[path], path, model) for name, (path, model) in zip(names, models.items(), strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""What decides a run: its configuration, and the presets that it starts from."""

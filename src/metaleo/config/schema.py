@@ -1,0 +1,96 @@
+"""The configuration of a run: a plain frozen record, saved with the run."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from metaleo.errors import BadInput, require_at_least
+from metaleo.learners.base import HyperParams
+from metaleo.learners.registry import Structure
+from metaleo.tasks import PROBLEMS
+
+Clip = Literal["global", "per-tensor"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides the result of a run."""
+
+    data: str = "sample"
+    train_on: str = "train"
+    way: int = 5
+    shot: int = 1
+    query: int = 15
+    steps: int = 100_000
+    meta_batch: int = 12
+    validate_every: int = 1000
+    validation_tasks: int = 1000
+    patience: int = 20
+    clip: Clip = "global"
+    decay: bool = False
+    """The learning rate falls to zero over all steps, along half a cosine."""
+    seed: int = 0
+    seeds: int = 1
+    joint: str | None = None
+    """The network whose last stage is learned too, from where it is."""
+    engine: str = "auto"
+    """What computes batches of tasks (`metaleo.engines`): to rounding the result is the same."""
+    structure: Structure = Structure()
+    hyper: HyperParams = HyperParams()
+
+    def check(self) -> None:
+        """Refuse numbers that make no sense."""
+        counts = ("steps", "seeds", "meta_batch", "validate_every", "validation_tasks", "patience")
+        require_at_least(1, **{name: getattr(self, name) for name in counts})
+        structure, hyper = self.structure, self.hyper
+        sizes = ("latent", "hidden", "layers", "channels", "samples")
+        require_at_least(1, **{name: getattr(structure, name) for name in sizes})
+        require_at_least(
+            0, seed=self.seed, **{n: getattr(structure, n) for n in ("latent_steps", "finetune_steps", "width")}
+        )
+        if structure.max_grad_norm is not None and not structure.max_grad_norm > 0:
+            raise BadInput(f"max_grad_norm={structure.max_grad_norm} must be above 0")
+        for name in ("latent_step_size", "finetune_step_size"):
+            if not math.isfinite(getattr(structure, name)):
+                raise BadInput(f"{name}={getattr(structure, name)} must be a finite number")
+        for name, value in vars(hyper).items():
+            if not 0 <= value < float("inf"):
+                raise BadInput(f"{name}={value} must be a finite number of at least 0")
+        if not 0 < hyper.keep_prob <= 1:
+            raise BadInput(f"keep_prob={hyper.keep_prob} must be a probability above 0")
+        structure.blank()  # what does not fit together says so
+
+    @property
+    def kind(self) -> str:
+        """Of task, in words."""
+        return f"{self.shot}-shot {self.data}" if self.data in PROBLEMS else f"{self.way}-way {self.shot}-shot"
+
+    @property
+    def title(self) -> str:
+        own = "" if self.structure.network == "linear" else f" ({self.structure.network})"
+        return f"{self.structure.learner}{own}, {self.kind}"
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "TrainConfig":
+        try:
+            return cls(
+                **{
+                    **values,
+                    "structure": Structure.from_json(values["structure"]),
+                    "hyper": HyperParams.from_json(values["hyper"]),
+                }
+            )
+        except (TypeError, KeyError) as error:
+            raise BadInput(f"not the configuration of a run: {error}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> "TrainConfig":
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, json.JSONDecodeError) as error:
+            raise BadInput(f"cannot read {path}: {error}") from error

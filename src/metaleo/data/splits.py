@@ -1,0 +1,59 @@
+"""Which classes to learn from, to choose by and to test on, where nobody has said."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from metaleo.data.metaset import MetaSet
+from metaleo.errors import BadInput
+
+Shares = tuple[float, float, float]
+SHARES: Shares = (0.64, 0.16, 0.2)
+"""Of the classes, for train, val and test: miniImageNet's."""
+FEWEST_CLASSES = 5
+"""Classes that val and test have at least, as long as train has more: a 5-way task needs five."""
+
+
+def split_classes(count: int, seed: int = 0, shares: Shares = SHARES) -> list[str]:
+    """A split for each of so many classes, at random."""
+    if count < 3:
+        raise BadInput(
+            f"{count} classes cannot be split into some to learn from, some to choose by and some to test on; "
+            "a model that was trained on other classes can be adapted to them: `metaleo adapt`"
+        )
+    least = min(FEWEST_CLASSES, count // 3)
+    val, test = (max(least, round(share * count)) for share in shares[1:])
+    splits = ["train"] * (count - val - test) + ["val"] * val + ["test"] * test
+    if splits.count("train") < 1:
+        raise BadInput(f"{count} classes leave none to learn from with these shares")
+    return [splits[place] for place in np.random.default_rng(seed).permutation(count)]
+
+
+def split_names(names: Sequence[str], seed: int = 0, shares: Shares = SHARES) -> list[str]:
+    """A split for each class by its name: the same in whatever order, and in whatever kind of file, they come."""
+    order = sorted(range(len(names)), key=lambda place: names[place])
+    splits = dict(zip(order, split_classes(len(names), seed, shares), strict=True))
+    return [splits[place] for place in range(len(names))]
+
+
+def check_enough(metaset: MetaSet, way: int) -> None:
+    """Refuse classes that are too few for tasks of so many, and say what else to do."""
+    train, val = (metaset.splits.count(split) for split in ("train", "val"))
+    if train and min(train, val) < way:
+        most = min(train, val)
+        smaller = f"try way={most}, or " if most >= 2 else ""
+        raise BadInput(
+            f"{way}-way tasks need {way} train and {way} val classes, and there are {train} and {val}: {smaller}"
+            "adapt a model that was trained on other classes (`metaleo adapt`), or collect more classes"
+        )
+
+
+def advice(metaset: MetaSet, way: int) -> str | None:
+    """What to tell somebody whose classes are just enough for tasks of so many; nothing if all is well."""
+    train = metaset.splits.count("train")
+    if train < 4 * way:
+        return (
+            f"only {train} train classes: tasks repeat themselves, and LEO may learn them by heart; compare it "
+            "with `metaleo compare --learners leo nearest-centroid logistic-regression`"
+        )
+    return None

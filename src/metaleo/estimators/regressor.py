@@ -1,0 +1,145 @@
+"""Functions from a few points, as a scikit-learn estimator: `fit` adapts a trained model to them."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from metaleo.checkpoints import load_cached, model_paths
+from metaleo.errors import BadInput
+from metaleo.estimators.classifier import pad, padded_length
+from metaleo.learners.base import Learner
+from metaleo.learners.leo import LEO
+from metaleo.nn.heads import GeneratedHead
+from metaleo.tasks.task import Batch
+
+
+class LEORegressor(RegressorMixin, BaseEstimator):
+    """A distribution over functions from a handful of points.
+
+    `fit` samples codes from what the encoder makes of the points, adapts each by gradient steps and decodes each to a
+    network: `n_functions` functions that explain the points. They are kept; `predict` is their mean and standard
+    deviation, and none of them is trained any further.
+
+    model: a model file or run folder, a LEO of your own with a network of real targets (which cannot be pickled if the
+        network is your own), or without it the model of sines and lines in this package, for points with x in [-5, 5].
+    n_functions: how many functions are sampled.
+    random_state: of the sampling, as everywhere in scikit-learn.
+
+    >>> regressor = LEORegressor().fit([[-4.0], [-1.5], [0.5], [2.0], [4.5]], [1.1, -2.0, -0.2, 1.7, -2.2])
+    >>> mean, std = regressor.predict([[-3.0], [3.0]], return_std=True)
+    >>> functions = regressor.sample_y([[-3.0], [3.0]], n_samples=5)
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LEO | None = None,
+        n_functions: int = 100,
+        random_state: int | np.random.RandomState | None = 0,
+    ):
+        self.model = model
+        self.n_functions = n_functions
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> "LEORegressor":  # noqa: N803
+        """Adapt to the points, any number of them."""
+        leo = resolve_regressor(self.model)
+        inputs, targets = leo.network.inputs, leo.network.targets
+        assert targets is not None  # `resolve` has seen to it
+        if not isinstance(self.n_functions, int | np.integer) or self.n_functions < 1:
+            raise BadInput(f"n_functions must be a whole number of at least 1, not {self.n_functions}")
+        X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)  # noqa: N806
+        self.check_width(X, inputs)
+        self.targets_ndim_ = np.ndim(y)
+        y = np.asarray(y, np.float32).reshape(len(X), -1)
+        if y.shape[1:] != targets:
+            raise BadInput(f"y has {y.shape[1]} numbers per example; the model was trained for {targets[0]}")
+        seed = check_random_state(self.random_state).randint(2**31)
+        padded = padded_length(len(X))
+        support = Batch(pad(X, padded), pad(y, padded), jnp.arange(padded) < len(X))
+        keys = jax.random.split(jax.random.key(seed), self.n_functions)
+        self.parameters_ = np.asarray(sample_parameters(leo, support, keys))
+        if not np.isfinite(self.parameters_).all():
+            raise BadInput(
+                "the adapted networks are not finite: are the points of the kind that the model was trained for?"
+            )
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
+        """The mean of the sampled functions at each x; with `return_std` also their standard deviation.
+
+        That is the uncertainty about the function; the noise of an observation comes on top.
+        """
+        functions = self.evaluate(X)  # (function, example, target)
+        mean = self.shaped(functions.mean(0))
+        return (mean, self.shaped(functions.std(0))) if return_std else mean
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0) -> np.ndarray:  # noqa: N803
+        """Values of functions drawn from the kept ones: (example, sample), or (example, target, sample).
+
+        Without replacement as far as there are enough; each sample is one function, at all x.
+        """
+        functions = self.evaluate(X)
+        if n_samples < 1:
+            raise BadInput(f"n_samples must be at least 1, not {n_samples}")
+        again = n_samples > len(functions)
+        picks = check_random_state(random_state).choice(len(functions), n_samples, replace=again)
+        return np.moveaxis(np.stack([self.shaped(one) for one in functions[picks]]), 0, -1)
+
+    def evaluate(self, X: Any) -> np.ndarray:  # noqa: N803
+        check_is_fitted(self)
+        leo = resolve_regressor(self.model)
+        X = validate_data(self, X, dtype=np.float32, reset=False)  # noqa: N806
+        self.check_width(X, leo.network.inputs)
+        padded = padded_length(len(X))
+        return np.asarray(predict_many(leo, jnp.asarray(self.parameters_), pad(X, padded)))[:, : len(X)]
+
+    def check_width(self, X: np.ndarray, inputs: tuple[int, ...]) -> None:  # noqa: N803
+        if X.shape[1:] != inputs:
+            raise BadInput(f"X has {X.shape[1]} features; the model was trained for {inputs[0]}")
+
+    def shaped(self, values: np.ndarray) -> np.ndarray:
+        """As y came: one number per example, or a row."""
+        return values[:, 0] if self.targets_ndim_ == 1 else values
+
+
+def resolve_regressor(model: str | Path | LEO | None) -> LEO:
+    if not isinstance(model, str | Path | LEO | None):
+        raise BadInput(f"model must be a LEO, a path or a name, not {type(model).__name__}")
+    learner: Learner = model if isinstance(model, LEO) else load_learner(Path(model or "sines-and-lines"))
+    if not isinstance(learner, LEO):
+        raise BadInput(f"LEORegressor samples functions of a LEO; the model is {type(learner).__name__}")
+    if learner.network.targets is None or learner.network.classifies:
+        raise BadInput("the model classifies; LEORegressor needs one that was trained on real targets")
+    if len(learner.network.inputs) != 1 or len(learner.network.targets) != 1:
+        raise BadInput("LEORegressor needs a network from one row of numbers to another")
+    return learner
+
+
+def load_learner(model: Path) -> Learner:
+    """The first seed's, where a run has several."""
+    path = model_paths(model)[0]
+    return load_cached(path, path.stat().st_mtime_ns).learner
+
+
+@jax.jit
+def sample_parameters(leo: LEO, support: Batch, keys: PRNGKeyArray) -> Float[Array, "function code size"]:
+    def one(key: PRNGKeyArray) -> Float[Array, "code size"]:
+        head = leo.adapt(support, None, key).head
+        assert isinstance(head, GeneratedHead)
+        return head.parameters
+
+    return jax.lax.map(one, keys, batch_size=100)
+
+
+@jax.jit
+def predict_many(
+    leo: LEO, parameters: Float[Array, "function code size"], x: Float[Array, "example width"]
+) -> Float[Array, "function example target"]:
+    return jax.vmap(lambda one: jax.vmap(leo.network.head(one))(x))(parameters)

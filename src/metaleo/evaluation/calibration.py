@@ -1,0 +1,86 @@
+"""Probabilities that mean what they say: a temperature for each number of shots, learned on validation tasks."""
+
+import dataclasses
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+import scipy.special
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from metaleo.checkpoints import load_model, save_model
+from metaleo.engines import choose_engine
+from metaleo.evaluation.evaluate import in_chunks, tasks_at_once
+from metaleo.learners.base import Learner
+from metaleo.tasks.episodes import Episodes
+
+SHOTS = (1, 2, 5, 10)
+"""Where temperatures are learned, as far as classes have so many examples; in between, they are interpolated."""
+QUERY = 15
+TASKS = 400
+SEED = 1_000_003
+"""Of the tasks; no run validates on the same."""
+
+
+Temperatures = list[tuple[int, float]]
+"""Numbers of shots, each with its temperature."""
+
+
+def calibrate_model(path: Path, episodes: Episodes) -> Temperatures:
+    """Learn the temperatures of a model file on tasks over these classes, and write them into its header."""
+    model = load_model(path)
+    found = learn_temperatures(model.learner, episodes)
+    save_model(path, model.learner, model.structure, {**model.header, "temperatures": found})
+    return found
+
+
+def learn_temperatures(learner: Learner, episodes: Episodes, tasks: int = TASKS) -> Temperatures:
+    """For some numbers of shots, the temperature at which the query loss over tasks is least.
+
+    The tasks are over the same classes and of as many ways as `episodes`.
+    """
+    fewest = int(episodes.counts.min())
+    query = max(1, min(QUERY, fewest // 2))
+    shots = [shot for shot in SHOTS if shot + query <= fewest]
+    episodes = dataclasses.replace(episodes, shot=shots[-1], query=query)
+    key = jax.random.key(SEED)
+    found = []
+    for shot in shots:
+        logits, targets = QUERY_LOGITS(learner, episodes, key, jnp.arange(tasks), jnp.int32(shot))
+        logits, targets = np.asarray(logits, np.float64), np.asarray(targets).argmax(-1)
+        found.append((shot, best_temperature(logits.reshape(-1, episodes.way), targets.reshape(-1))))
+    return found
+
+
+def query_logits(
+    learner: Learner, episodes: Episodes, key: PRNGKeyArray, indices: Int[Array, " task"], shot: Int[Array, ""]
+) -> tuple[Float[Array, "task query way"], Float[Array, "task query way"]]:
+    """Of tasks with the first `shot` examples of each class only: one program serves any number of them."""
+    engine = choose_engine(learner)
+    there = jnp.tile(jnp.arange(episodes.shot) < shot, episodes.way)
+
+    def ask(indices: Int[Array, " task"]) -> tuple[Float[Array, "task query way"], Float[Array, "task query way"]]:
+        tasks = jax.vmap(lambda index: episodes.sample(jax.random.fold_in(key, index)))(indices)
+        supports = eqx.tree_at(lambda batch: batch.mask, tasks.support, jnp.tile(there, (len(indices), 1)))
+        heads = engine.adapt(learner, supports)
+        return jax.vmap(lambda head, inputs: jax.vmap(head)(inputs))(heads, tasks.query.inputs), tasks.query.targets
+
+    return in_chunks(ask, indices, min(20, tasks_at_once(episodes)))
+
+
+QUERY_LOGITS = jax.jit(query_logits)
+
+
+def best_temperature(logits: Float[np.ndarray, "query way"], answers: Int[np.ndarray, " query"]) -> float:
+    """T that minimises the mean of -log softmax(logits / T)[answer], between 1/20 and 20."""
+
+    def loss(log_temperature: float) -> float:
+        scaled = logits / np.exp(log_temperature)
+        right = np.take_along_axis(scaled, answers[:, None], 1)[:, 0]
+        return float(np.mean(scipy.special.logsumexp(scaled, axis=1) - right))
+
+    found = scipy.optimize.minimize_scalar(loss, bounds=(-np.log(20), np.log(20)), method="bounded")
+    return float(np.exp(found.x))

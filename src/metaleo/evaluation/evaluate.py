@@ -1,0 +1,339 @@
+"""How good a learner is: accuracy with its interval, negative log-likelihood and calibration, over many tasks."""
+
+import dataclasses
+import functools
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as Spec
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from metaleo._io.files import atomic_write, write_csv
+from metaleo._jax.devices import AXIS, can_share, fits_on_device, jit, on_each_device, replicate
+from metaleo.checkpoints import Candidate
+from metaleo.data.feature_files import load_data
+from metaleo.engines import Engine, choose_engine
+from metaleo.errors import BadInput
+from metaleo.learners.base import HyperParams, Learner
+from metaleo.losses import accuracy, query_loss
+from metaleo.nn.heads import Head
+from metaleo.tasks import PROBLEMS
+from metaleo.tasks.episodes import Episodes, Rows, place_rows
+from metaleo.tasks.task import Batch, Task, Tasks, key_apart
+
+FUNCTION_QUERY = 100
+"""Points of a test task of functions."""
+BINS = 15
+"""Bins of confidence for the calibration error."""
+BLOCK = {"cpu": 1000, "gpu": 5000}
+"""Tasks per compiled call."""
+CHUNK_FLOATS = {"cpu": 2**19, "gpu": 2**26}
+"""Numbers of features held at a time, however many tasks there are: on a CPU as many as its caches hold."""
+
+
+class CalibrationCounts(eqx.Module):
+    """Counts, correct answers and summed confidence of predictions, by bin of confidence."""
+
+    count: Float[Array | np.ndarray, "*task bin"]
+    correct: Float[Array | np.ndarray, "*task bin"]
+    confidence: Float[Array | np.ndarray, "*task bin"]
+
+
+class Score(eqx.Module):
+    """One task's result."""
+
+    accuracy: Float[Array | np.ndarray, "*task"]
+    nll: Float[Array | np.ndarray, "*task"]
+    calibration: CalibrationCounts
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Results over all tasks; intervals are ± 1.96 standard errors over tasks (95 %)."""
+
+    accuracy: float
+    accuracy_interval: float
+    nll: float
+    nll_interval: float
+    calibration_error: float
+    tasks: int
+
+
+def count_calibration(probabilities: Float[Array, "example way"], query: Batch) -> CalibrationCounts:
+    confidence = probabilities.max(-1)
+    correct = probabilities.argmax(-1) == query.targets.argmax(-1)
+    bins = jnp.minimum((confidence * BINS).astype(jnp.int32), BINS - 1)
+    member = jax.nn.one_hot(bins, BINS, dtype=confidence.dtype) * query.mask[:, None].astype(confidence.dtype)
+    return CalibrationCounts(member.sum(0), correct.astype(confidence.dtype) @ member, confidence @ member)
+
+
+def score(head: Head, query: Batch) -> Score:
+    """What the head of a task says of its query set."""
+    logits = jax.vmap(head)(query.inputs)
+    return Score(accuracy(logits, query), query_loss(logits, query), count_calibration(jax.nn.softmax(logits), query))
+
+
+def score_tasks(
+    learner: Learner,
+    episodes: Episodes,
+    key: PRNGKeyArray,
+    indices: Int[Array, " task"],
+    engine: Engine | None = None,
+) -> Score:
+    """Scores of the tasks of these numbers; task i is `fold_in(key, i)`, whatever tasks are beside it.
+
+    Learners adapt with means and without dropout.
+    """
+    engine = engine or choose_engine(learner)
+    keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
+    rows = jax.vmap(episodes.sample_indices)(keys)  # of all tasks first: these steps are tiny
+
+    def score_some(rows: PyTree) -> Score:
+        tasks = jax.vmap(episodes.gather)(rows)
+        return jax.vmap(score)(engine.adapt(learner, tasks.support), tasks.query)
+
+    return in_chunks(score_some, rows, tasks_at_once(episodes))
+
+
+def in_chunks(function: Callable[[PyTree], PyTree], batch: PyTree, size: int) -> PyTree:
+    """A function of a batch, so many of its entries at a time."""
+    total = len(jax.tree.leaves(batch)[0])
+    whole = total // size * size
+    chunks = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, size, *leaf.shape[1:]), batch)
+    results = []
+    if whole:
+        results.append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), jax.lax.map(function, chunks)))
+    if whole < total:
+        results.append(function(jax.tree.map(lambda leaf: leaf[whole:], batch)))
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
+
+
+def map_tasks(
+    function: Callable[[Any, PRNGKeyArray], PyTree],
+    draw: Callable[[PRNGKeyArray], Any],
+    key: PRNGKeyArray,
+    indices: Int[Array, " task"],
+    at_once: int,
+) -> PyTree:
+    """A function of the tasks of these numbers, each with a key of its own, a bounded number of them at a time."""
+
+    def apply(index: Int[Array, ""]) -> PyTree:
+        own = jax.random.fold_in(key, index)
+        return function(draw(own), key_apart(own))
+
+    return jax.lax.map(apply, indices, batch_size=min(at_once, len(indices)))
+
+
+@functools.cache
+def scorer(shared: bool, engine: Engine) -> Callable[..., Score]:
+    """`score_tasks`, compiled; the tasks may be shared out among the devices."""
+    specs = Spec(), Spec(), Spec(), Spec(AXIS)
+    score_own = functools.partial(score_tasks, engine=engine)
+    return jit(on_each_device(score_own, specs, Spec(AXIS)) if shared else score_own)
+
+
+def tasks_at_once(tasks: Tasks) -> int:
+    return max(1, min(256, for_backend(CHUNK_FLOATS) // tasks.numbers))
+
+
+def for_backend(numbers: dict[str, int]) -> int:
+    return numbers["cpu" if jax.default_backend() == "cpu" else "gpu"]
+
+
+def score_learner(
+    learner: Learner,
+    episodes: Episodes,
+    seed: int,
+    num_tasks: int,
+    progress: Callable[[int], None] = lambda done: None,
+    engine: Engine | None = None,
+) -> Score:
+    """Scores of `num_tasks` tasks, a block of them at a time; `progress` hears how many are done."""
+    shared = can_share(min(for_backend(BLOCK), num_tasks))
+    if shared:
+        learner, episodes = replicate((learner, episodes))
+    score_block = scorer(shared, engine or choose_engine(learner))
+    return in_blocks(lambda indices: score_block(learner, episodes, task_key(seed), indices), num_tasks, progress)
+
+
+def evaluate(learner: Learner, episodes: Episodes, tasks: int = 10_000, seed: int = 0) -> Evaluation:
+    """Test a learner on tasks: adapt to each support set, predict each query set.
+
+    Args:
+        learner: A meta-trained learner, or one that needs no training.
+        episodes: The tasks, over classes that the learner was not trained on.
+        tasks: How many of them.
+        seed: Which ones; the same seed gives every learner the same tasks.
+
+    Returns:
+        Accuracy and negative log-likelihood with their 95 % intervals, and the calibration error.
+
+    Example:
+        >>> from metaleo import Episodes, NearestCentroid, evaluate, load_data
+        >>> tasks = Episodes.over(load_data("sample").subset("test"), way=5, shot=1, query=None)
+        >>> evaluate(NearestCentroid(), tasks, tasks=200).accuracy > 0.5
+        True
+    """
+    return summarise(score_learner(learner, episodes, seed, tasks))
+
+
+def task_key(seed: int) -> PRNGKeyArray:
+    """Of the tasks that models are tested on: apart from the keys that a run of this seed trains with."""
+    return jax.random.fold_in(jax.random.key(seed), 2)
+
+
+def in_blocks(
+    function: Callable[[Int[Array, " task"]], PyTree],
+    num_tasks: int,
+    progress: Callable[[int], None] = lambda done: None,
+    block: int | None = None,
+) -> PyTree:
+    """What a function makes of the numbers of tasks, a block of one size at a time, all on the host in the end."""
+    block = min(block or for_backend(BLOCK), num_tasks)
+    blocks = []
+    for first in range(0, num_tasks, block):
+        values = function(jnp.arange(first, first + block))
+        blocks.append(jax.tree.map(lambda leaf, n=num_tasks - first: np.asarray(leaf)[:n], values))
+        progress(min(first + block, num_tasks))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
+
+
+def mean_validation_score(
+    learner: Learner, tasks: Tasks, key: PRNGKeyArray, indices: Int[Array, " task"], engine: Engine | None = None
+) -> Float[Array, ""]:
+    """What validation is to raise: accuracy, or without classes minus the query loss of sampled solutions."""
+    if isinstance(tasks, Episodes):
+        return score_tasks(learner, tasks, key, indices, engine).accuracy.mean()
+
+    def validation_score(task: Task, key: PRNGKeyArray) -> Float[Array, ""]:
+        return -learner.meta_loss(task, HyperParams(keep_prob=1.0), key)[1]["query_loss"]
+
+    return map_tasks(validation_score, tasks.sample, key, indices, tasks_at_once(tasks)).mean()
+
+
+def mean_and_interval(values: Float[Array | np.ndarray, " task"]) -> tuple[float, float]:
+    """The mean over tasks, and 1.96 of its standard errors."""
+    values64 = np.asarray(values, np.float64)
+    if not len(values64):
+        return math.nan, math.nan
+    deviation = float(values64.std(ddof=1)) if len(values64) > 1 else math.nan
+    return float(values64.mean()), 1.96 * deviation / math.sqrt(len(values64))
+
+
+def summarise(scores: Score) -> Evaluation:
+    """Means over tasks, on the host in float64."""
+    count, correct, confidence = (
+        np.asarray(part, np.float64).sum(0)
+        for part in (scores.calibration.count, scores.calibration.correct, scores.calibration.confidence)
+    )
+    return Evaluation(
+        *mean_and_interval(scores.accuracy),
+        *mean_and_interval(scores.nll),
+        calibration_error=float(np.abs(correct - confidence).sum() / count.sum()),
+        tasks=len(scores.accuracy),
+    )
+
+
+def write_scores(path: Path, scores: dict[str, Score]) -> None:
+    """A row per model and task."""
+    rows = (
+        (name, task, *numbers)
+        for name, own in scores.items()
+        for task, numbers in enumerate(zip(own.accuracy, own.nll, strict=True))
+    )
+    write_csv(path, ("model", "task", "accuracy", "nll"), rows)
+
+
+def save_score(path: Path, score: Score, seed: int) -> None:
+    """All that `summarise` needs, and which tasks they were."""
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, accuracy=score.accuracy, nll=score.nll, seed=seed, tasks=len(score.accuracy),
+                            **vars(score.calibration))  # fmt: skip
+
+
+def load_score(path: Path, seed: int, tasks: int) -> Score | None:
+    """The scores of these tasks, if they are there."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
+            if (int(held["seed"]), int(held["tasks"])) != (seed, tasks):
+                return None
+            calibration = CalibrationCounts(held["count"], held["correct"], held["confidence"])
+            return Score(held["accuracy"], held["nll"], calibration)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+
+
+class TaskSuite:
+    """The tasks that models are tested on: the same ones for all of them.
+
+    Data (or problem), way and shot are those that the models were trained with, unless they are given.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        data: str | None = None,
+        way: int | None = None,
+        shot: int | None = None,
+    ):
+        asked = {"data": data, "way": way, "shot": shot}
+        if len({one.model.setting("data") if one.model.setting("data") in PROBLEMS else "" for one in candidates}) > 1:
+            raise BadInput("models of different problems cannot be tested on the same tasks")
+        first = candidates[0].model
+        self.problem = first.setting("data") if first.setting("data") in PROBLEMS else None
+        for name, value in asked.items():
+            if value is None and len({one.model.setting(name) for one in candidates}) > 1:
+                raise BadInput(f"the runs were trained with different {name}; say with which to test (`{name}`)")
+            if value is not None and name != "shot":
+                self.refuse_for_problem(name)
+        self.data = data or first.setting("data")
+        self.way = first.setting("way") if way is None else way
+        self.shot = first.setting("shot") if shot is None else shot
+        self.metaset = None if self.problem else load_data(self.data)
+        self._rows: dict[bool, Rows] = {}
+
+    def refuse_for_problem(self, argument: str) -> None:
+        if self.problem:
+            raise BadInput(f"`{argument}` means nothing to {self.problem}")
+
+    def refuse_trained(self, candidate: Candidate, split: str) -> None:
+        """Nobody is tested on classes of the same file that it was trained on, even if the file has changed."""
+        assert self.metaset is not None
+        trained = set(candidate.model.header.get("classes", ())) & set(self.metaset.subset(split).class_names)
+        if trained and self.data == candidate.model.setting("data"):
+            raise BadInput(
+                f"{candidate.path} was trained on class {min(trained)} of {self.data}"
+                + ("" if "train" in split else ": its classes have been split in another way since")
+            )
+
+    @property
+    def kind(self) -> str:
+        """Of task, in words."""
+        return f"{self.shot}-shot {self.problem}" if self.problem else f"{self.way}-way {self.shot}-shot"
+
+    def tasks(self, candidate: Candidate, split: str = "test", query: int | None = None) -> Tasks:
+        """Tasks as this model takes them; `query` examples per class, or all the rest."""
+        if self.metaset is None:
+            return PROBLEMS[self.data](self.shot, FUNCTION_QUERY if query is None else query)
+        structure, path = candidate.model.structure, candidate.path
+        if self.metaset.dim != structure.dim:
+            raise BadInput(
+                f"{self.data} has {self.metaset.dim} numbers per example, but {path} was trained on {structure.dim}"
+            )
+        if structure.codes == "task" and self.way != structure.way:
+            raise BadInput(f"{path} has one code for all {structure.way} classes; way={self.way} is not possible")
+        if "test" in split:
+            self.refuse_trained(candidate, split)
+        if structure.normalised not in self._rows:
+            self._rows[structure.normalised] = place_rows(
+                self.metaset, fits_on_device(self.metaset.features.size), normalised=structure.normalised
+            )
+        return Episodes.over(self.metaset.subset(split), self.way, self.shot, query, self._rows[structure.normalised])

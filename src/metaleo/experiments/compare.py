@@ -1,0 +1,382 @@
+"""Many learners on the same data and the same test tasks; a comparison goes on where it was stopped.
+
+OUT/compare.json                      the settings
+OUT/<shot>shot/<learner>/             a run folder, and with it:
+OUT/<shot>shot/<learner>/test.npz     each test task's accuracy, NLL and calibration counts
+OUT/<shot>shot/<learner>/times.json   seconds of training and testing
+OUT/results.json, compare.md, compare.png
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+import metaleo
+from metaleo._io.files import read_header, read_json, write_text
+from metaleo._io.progress import SILENT, Progress
+from metaleo._io.run_log import read_metrics
+from metaleo._jax.devices import fits_on_device
+from metaleo.checkpoints import load_model, save_model
+from metaleo.config.presets import resolve_config
+from metaleo.config.schema import TrainConfig
+from metaleo.data.feature_files import load_data
+from metaleo.data.metaset import SLAB, MetaSet
+from metaleo.errors import BadInput, Interrupted, require_at_least
+from metaleo.evaluation.evaluate import Evaluation, Score, load_score, save_score, score_learner, summarise
+from metaleo.learners.registry import LEARNERS, UNTRAINED, Structure
+from metaleo.plotting.figures import plot_comparison, plot_curves
+from metaleo.tasks import Episodes
+from metaleo.tasks.episodes import check_classes, place_rows
+from metaleo.tasks.task import normalise
+from metaleo.training.run import TrainingRun, create_run_folder, resume_config, train_with_progress
+
+HOW_TO_RESUME = "run the same command again to go on"
+VALIDATIONS = 4
+"""At least this many in a run, however short."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What is compared, and on what.
+
+    Attributes:
+        data: Feature file, or name of data inside the package.
+        shots: Labelled examples per class; one table for each.
+        learners: Names of learners, of `LEARNERS`.
+        way: Classes per task.
+        steps: Meta-steps of each learner at most.
+        tasks: Test tasks, the same for every learner.
+        seed: Of everything random.
+
+    Example:
+        >>> from metaleo import Comparison
+        >>> Comparison(learners=("leo", "cl2n")).reference
+        'leo'
+    """
+
+    data: str = "sample"
+    shots: tuple[int, ...] = (1, 5)
+    learners: tuple[str, ...] = LEARNERS
+    way: int = 5
+    steps: int = 100_000
+    tasks: int = 10_000
+    seed: int = 0
+
+    @property
+    def reference(self) -> str:
+        """The learner that the others are measured against."""
+        return "leo" if "leo" in self.learners else self.learners[0]
+
+    @property
+    def command(self) -> str:
+        words = ["metaleo", "compare", "--data", self.data, "--learners", *self.learners]
+        words += ["--shot", *map(str, self.shots)]
+        for name in ("way", "steps", "tasks", "seed"):
+            words += [f"--{name}", str(getattr(self, name))]
+        return shlex.join(words)
+
+    def check(self, metaset: MetaSet) -> None:
+        """Every mistake, before anything is trained."""
+        unknown = [learner for learner in self.learners if learner not in LEARNERS]
+        if unknown:
+            raise BadInput(f"unknown learner {unknown[0]!r}; known are {', '.join(LEARNERS)}")
+        for name, values in (("learners", self.learners), ("shot", self.shots)):
+            if not values:
+                raise BadInput(f"`{name}` needs at least one value")
+            twice = [value for value in values if values.count(value) > 1]
+            if twice:
+                raise BadInput(f"`{name}` has {twice[0]} twice")
+        require_at_least(1, steps=self.steps)
+        require_at_least(2, tasks=self.tasks)  # an interval needs two
+        require_at_least(0, seed=self.seed)
+        for shot in self.shots:
+            for split, query in (("train", TrainConfig.query), ("val", None), ("test", None)):
+                check_classes(metaset.subset(split), self.way, shot, query)
+
+    def config(self, learner: str, shot: int, dim: int) -> TrainConfig:
+        """A learner's run: its preset for this shot; for those that learn nothing, a run of no steps."""
+        if learner in UNTRAINED:
+            structure = Structure(learner=learner, dim=dim, way=self.way)
+            return TrainConfig(self.data, way=self.way, shot=shot, steps=0, seed=self.seed, structure=structure)
+        every = max(1, min(TrainConfig.validate_every, self.steps // VALIDATIONS))
+        return resolve_config(
+            dim, data=self.data, learner=learner, way=self.way, shot=shot, steps=self.steps, seed=self.seed,
+            validate_every=every,
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparisonRow:
+    """A learner's line in a table: how good it is, and how its accuracy differs from the reference's, task by task."""
+
+    learner: str
+    evaluation: Evaluation
+    difference: float
+    difference_interval: float
+    best_step: int
+    """Meta-steps of the model that was tested."""
+    training_seconds: float | None
+    """Compilation included; None where a kill has lost count."""
+    testing_seconds: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        fields = dataclasses.asdict(self)
+        evaluation = fields.pop("evaluation")
+        return {"learner": fields.pop("learner"), **evaluation, **fields}
+
+
+ComparisonRows = dict[int, list[ComparisonRow]]
+"""By shot; the most accurate first."""
+
+
+def compare(
+    plan: Comparison,
+    out: str | Path,
+    overwrite: bool = False,
+    progress: Progress = SILENT,
+    show: Callable[[int, list[ComparisonRow]], None] = lambda shot, rows: None,
+) -> dict[str, Any]:
+    """Meta-train several learners on the same data, test them on the same tasks, and rank them.
+
+    Whatever is in the folder already is not done again, so a comparison that was stopped goes on.
+
+    Args:
+        plan: What is compared.
+        out: Folder for the results and the models.
+        overwrite: Replace the comparison in `out`.
+        progress: Hears how far it is.
+        show: Called with a shot and its rows, the most accurate first, as soon as they are known.
+
+    Returns:
+        What `out/results.json` holds: settings, machine, and for each shot a row per learner.
+
+    Example:
+        >>> import tempfile
+        >>> from metaleo import Comparison, compare
+        >>> plan = Comparison(shots=(1,), learners=("cl2n", "nearest-centroid"), tasks=100)
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     results = compare(plan, out)
+        >>> [row["learner"] for row in results["shots"]["1"]]
+        ['cl2n', 'nearest-centroid']
+    """
+    folder = Path(out)
+    if jax.process_count() > 1:
+        raise BadInput("compare runs on one host; start it without JAX_COORDINATOR_ADDRESS")
+    metaset = load_data(plan.data)
+    plan.check(metaset)
+    jobs = {
+        folder / f"{shot}shot" / learner: plan.config(learner, shot, metaset.dim)
+        for shot in plan.shots
+        for learner in plan.learners
+    }
+    claim_folder(folder, dataclasses.asdict(plan) | {"checksum": metaset.checksum()}, overwrite)
+    for own, config in jobs.items():
+        if (own / "config.json").is_file():  # of another version of Metaleo, or resumed with more steps
+            refuse_other(own, resume_config(own, None).to_json(), config.to_json(), set())
+    progress.say(f"{plan.data}: {metaset.describe()}")
+    rows: ComparisonRows = {}
+    scores: dict[int, dict[str, Score]] = {shot: {} for shot in plan.shots}
+    try:
+        for number, (own, config) in enumerate(jobs.items(), start=1):
+            shot = config.shot
+            scores[shot][own.name] = train_and_score(plan, metaset, own, config, f"[{number}/{len(jobs)}]", progress)
+            if len(scores[shot]) == len(plan.learners):
+                rows[shot] = rank(own.parent, scores[shot], plan.reference)
+                show(shot, rows[shot])
+    except KeyboardInterrupt as interrupt:  # between runs, which save and say so themselves
+        progress.say(f"stopped; {HOW_TO_RESUME}")
+        raise Interrupted from interrupt
+    device = jax.devices()[0]
+    results = {
+        "settings": dataclasses.asdict(plan),
+        "machine": {"device": device.device_kind, "backend": jax.default_backend()},
+        "versions": {"metaleo": metaleo.__version__, "jax": jax.__version__},
+        "reference": plan.reference,
+        "shots": {str(shot): [row.to_json() for row in own] for shot, own in rows.items()},
+    }
+    write_text(folder / "results.json", json.dumps(results, indent=2) + "\n")
+    write_text(folder / "compare.md", to_markdown(plan, results["machine"], rows))
+    panels = {
+        f"{plan.way}-way {shot}-shot": {
+            row.learner: (row.evaluation.accuracy, row.evaluation.accuracy_interval) for row in own
+        }
+        for shot, own in rows.items()
+    }
+    plot_comparison(folder / "compare.png", panels, plan.reference)
+    progress.say(f"table: {folder}/compare.md\nfigure: {folder}/compare.png\nmodels: {folder}/<shot>shot/<learner>")
+    return results
+
+
+# The folder
+
+
+def claim_folder(folder: Path, settings: dict[str, Any], overwrite: bool) -> None:
+    """Write down the settings, unless the folder holds something else. Learners and shots may be added later."""
+    path = folder / "compare.json"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        before = read_json(path)
+        if not {"data", "learners", "checksum"} <= before.keys():
+            raise BadInput(f"{folder} exists and is not a comparison; give another `out`")
+        if overwrite:
+            shutil.rmtree(folder)
+        else:
+            refuse_other(folder, before, settings, {"learners", "shots"})
+    write_text(path, json.dumps(settings, indent=2) + "\n")
+
+
+def refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any], free: set[str]) -> None:
+    """Results under two different settings must not be mixed."""
+    for name in now:
+        if name not in free and before.get(name) != now[name]:
+            what = (
+                "the features are not the same" if name == "checksum" else f"{name} {before.get(name)}, not {now[name]}"
+            )
+            raise BadInput(
+                f"{folder} was made with other settings ({what}); replace the comparison with overwrite=True"
+            )
+
+
+@contextlib.contextmanager
+def timed(folder: Path, what: str) -> Iterator[None]:
+    """Add the seconds of a block to those of earlier attempts; unknown, should it be killed."""
+    path = folder / "times.json"
+    times = read_json(path)
+    before, start = times.get(what, 0.0), time.monotonic()
+    write_text(path, json.dumps(times | {what: None}) + "\n")
+    try:
+        yield
+    finally:
+        seconds = None if before is None else round(before + time.monotonic() - start, 2)
+        write_text(path, json.dumps(times | {what: seconds}) + "\n")
+
+
+# The work
+
+
+def train_and_score(
+    plan: Comparison, metaset: MetaSet, folder: Path, config: TrainConfig, where: str, progress: Progress
+) -> Score:
+    """One learner at one shot: train it, unless that is done, and test it, unless that is done."""
+    learner, model = config.structure.learner, folder / "model.safetensors"
+    title = f"{where} {learner}, {plan.way}-way {config.shot}-shot"
+    if not (folder / "config.json").is_file():
+        shutil.rmtree(folder, ignore_errors=True)  # at most what a kill has left
+        create_run_folder(folder, config, overwrite=False)
+    score = load_score(folder / "test.npz", plan.seed, plan.tasks)
+    if score is not None and model.is_file():
+        progress.say(f"{title}: done")
+        return score
+    progress.say(title)
+    with timed(folder, "training"):
+        make_untrained(metaset, model, config) if learner in UNTRAINED else meta_train(
+            metaset, folder, config, progress
+        )
+    rows = place_rows(metaset, fits_on_device(metaset.features.size))
+    testing = Episodes.over(metaset.subset("test"), plan.way, config.shot, None, rows)
+    with timed(folder, "testing"), progress.bar("testing", plan.tasks) as bar:
+        score = score_learner(load_model(model).learner, testing, plan.seed, plan.tasks, bar)
+    save_score(folder / "test.npz", score, plan.seed)
+    return score
+
+
+def meta_train(metaset: MetaSet, folder: Path, config: TrainConfig, progress: Progress) -> None:
+    """Go on with a run to its end."""
+    train_with_progress(TrainingRun(config, folder, metaset), "training", progress, HOW_TO_RESUME)
+    name = config.structure.learner
+    title = f"{name}, {config.way}-way {config.shot}-shot, {Path(config.data).name}"
+    plot_curves(folder / "curves.png", {name: read_metrics(folder / "metrics.jsonl")}, title)
+
+
+def make_untrained(metaset: MetaSet, path: Path, config: TrainConfig) -> None:
+    """A learner with nothing to meta-train knows the mean of the train features, and no more."""
+    train = metaset.subset("train")
+    learner = config.structure.init(jax.random.key(config.seed)).with_feature_mean(mean_feature(train))
+    header = {"config": config.to_json(), "seed": config.seed, "step": 0, "classes": train.class_names}
+    save_model(path, learner, config.structure, header)
+
+
+def mean_feature(metaset: MetaSet) -> Float[Array, " dim"]:
+    """The mean of all features, each of length one; a bounded number of them at a time."""
+    total = np.zeros(metaset.dim)
+    for start in range(0, len(metaset.rows), SLAB):
+        vectors = normalise(metaset.read(metaset.rows[start : start + SLAB]))
+        total += np.asarray(vectors, np.float64).sum(0)
+    return jnp.asarray(total / len(metaset.rows), jnp.float32)
+
+
+# The results
+
+
+def rank(folder: Path, scores: dict[str, Score], reference: str) -> list[ComparisonRow]:
+    """Every learner beside the reference, the most accurate first."""
+    rows = []
+    for learner, score in scores.items():
+        difference, interval = paired_difference(score.accuracy, scores[reference].accuracy)
+        best_step = read_header(folder / learner / "model.safetensors")["step"]
+        times = read_json(folder / learner / "times.json")
+        seconds = times.get("training"), times.get("testing")
+        rows.append(ComparisonRow(learner, summarise(score), difference, interval, best_step, *seconds))
+    return sorted(rows, key=lambda row: -row.evaluation.accuracy)
+
+
+def paired_difference(
+    ours: Float[Array | np.ndarray, " task"], theirs: Float[Array | np.ndarray, " task"]
+) -> tuple[float, float]:
+    """Mean of a - b over the same tasks, and 1.96 of its standard errors: what tasks have in common cancels."""
+    differences = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
+    return float(differences.mean()), float(1.96 * differences.std(ddof=1) / math.sqrt(len(differences)))
+
+
+def cells(row: ComparisonRow, reference: str) -> list[str]:
+    """A row of the table, in the columns of `columns`."""
+    found, seconds = row.evaluation, row.training_seconds
+    return [
+        row.learner,
+        f"{100 * found.accuracy:.2f} ± {100 * found.accuracy_interval:.2f}",
+        "–" if row.learner == reference
+        else f"{100 * row.difference:+.2f} ± {100 * row.difference_interval:.2f}",
+        f"{found.nll:.3f}",
+        f"{100 * found.calibration_error:.1f}",
+        "?" if seconds is None else f"{seconds:,.0f}",
+        f"{row.best_step:,}",
+    ]  # fmt: skip
+
+
+def columns(reference: str) -> list[str]:
+    return ["learner", "accuracy (%)", f"minus {reference} (%)", "NLL", "ECE (%)", "training (s)", "best step"]
+
+
+def to_markdown(plan: Comparison, machine: dict[str, str], rows: ComparisonRows) -> str:
+    """The settings, then a table per shot."""
+    lines = [
+        f"```sh\n{plan.command}\n```\n",
+        f"- data: `{plan.data}`; seed {plan.seed} for training and for the test tasks",
+        f"- at most {plan.steps:,} meta-steps, each learner with its preset; the best by validation accuracy is tested",
+        f"- {plan.tasks:,} test tasks, the same for every learner; every image outside the support set is a query",
+        f"- machine: {machine['device']} ({machine['backend']}); metaleo {metaleo.__version__}, jax {jax.__version__}",
+        "- ± is 1.96 standard errors over tasks (95 %); "
+        f"“minus {plan.reference}” is the mean difference of accuracy on the same tasks",
+        "- ECE: expected calibration error; training: wall time, compilation included; best step: meta-steps of the "
+        "tested model",
+    ]
+    for shot, own in rows.items():
+        names = columns(plan.reference)
+        lines += [f"\n## {plan.way}-way {shot}-shot\n", "| " + " | ".join(names) + " |", "|---" + "|---:" * 6 + "|"]
+        for row in own:
+            texts = cells(row, plan.reference)
+            if row.learner == plan.reference:
+                texts = [f"**{text}**" for text in texts]
+            lines.append("| " + " | ".join(texts) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,78 @@
+"""Network files: a trained backbone, what it is and what is known of it."""
+
+import importlib.resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from metaleo._io.files import load_tree, read_header, save_tree
+from metaleo.errors import BadInput
+from metaleo.features.backbone import Backbone, Moments, Pass
+from metaleo.features.recipes import Architecture
+
+BUILTIN_BACKBONES = ("omniglot",)
+"""Trained networks inside this package, by name."""
+
+
+class TrainedBackbone(NamedTuple):
+    """A backbone ready to be used."""
+
+    backbone: Backbone
+    moments: list[Moments]
+
+
+class BackboneFile(NamedTuple):
+    trained: TrainedBackbone
+    architecture: Architecture
+    header: dict[str, Any]
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether it was trained on mirrored images."""
+        return self.header.get("config", {}).get("recipe", {}).get("mirrors", True)
+
+    @property
+    def drawings(self) -> bool:
+        """Whether it takes ink, framed as `drawings` does."""
+        return self.header.get("drawings", False)
+
+
+def save_backbone(path: Path, trained: TrainedBackbone, architecture: Architecture, header: dict[str, Any]) -> None:
+    save_tree(path, trained, {"kind": "network", "architecture": vars(architecture), **header})
+
+
+def load_backbone(path: Path) -> BackboneFile:
+    """From a network file, from the folder of a pre-training run, or by name the one in this package."""
+    if str(path) in BUILTIN_BACKBONES and not path.exists():
+        path = Path(str(importlib.resources.files("metaleo") / "assets" / "models" / f"{path}-network.safetensors"))
+    path = path / "network.safetensors" if path.is_dir() else path
+    header = read_header(path)
+    if header.get("kind") != "network":
+        raise BadInput(f"{path} is not a network file; `metaleo pretrain` makes one")
+    try:
+        architecture = Architecture.from_json(header["architecture"])
+        like = jax.eval_shape(lambda: blank(architecture))
+    except (KeyError, TypeError) as error:
+        raise BadInput(f"{path} holds a network of an unknown architecture: {error}") from error
+    return BackboneFile(load_tree(path, like), architecture, header)
+
+
+def blank(architecture: Architecture) -> TrainedBackbone:
+    """An untrained backbone with the moments it starts from."""
+    backbone = architecture.init(jax.random.key(0))
+    return TrainedBackbone(backbone, blank_moments(backbone, architecture))
+
+
+def blank_moments(backbone: Backbone, architecture: Architecture) -> list[Moments]:
+    """Mean 0 and variance 1 for each norm."""
+
+    def seen(images: Any) -> list[Moments]:
+        through = Pass()
+        backbone(images, through)
+        return through.seen
+
+    side, channels = architecture.side, architecture.channels
+    shapes = jax.eval_shape(seen, jax.ShapeDtypeStruct((2, side, side, channels), jnp.float32))
+    return [Moments.standard(len(each.mean)) for each in shapes]

@@ -1,0 +1,183 @@
+"""The folder of a pre-training run: it can be watched, stopped, killed and resumed, on another machine too.
+
+RUN/config.json           everything that decides the result
+RUN/metrics.jsonl         a line per report
+RUN/state.safetensors     all that is needed to go on
+RUN/network.safetensors   the network, as of the last report
+RUN/images.safetensors    the images, packed, unless they already were
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from metaleo._io.files import load_tree, save_tree
+from metaleo._io.run_log import MetricsLog, Record, finite_or_none, stop_signals
+from metaleo._jax.devices import memory_bytes
+from metaleo.errors import BadInput, Interrupted
+from metaleo.features.backbone_files import BackboneFile, save_backbone
+from metaleo.features.images import Images
+from metaleo.features.pretrain import (
+    Batches,
+    PretrainedNetwork,
+    Pretraining,
+    PretrainState,
+    dials,
+    padded,
+    split_training,
+)
+from metaleo.features.recipes import Architecture, Recipe
+
+LOOK = 25
+"""Steps between two looks at what the device has done."""
+
+Probe = Callable[[BackboneFile], dict[str, float]]
+"""Something to measure of a network at each report."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainConfig:
+    """Everything that decides the result of a run."""
+
+    images: str
+    architecture: Architecture = Architecture()
+    recipe: Recipe = Recipe()
+    hold_out: float = 0.05
+    """Share of each training class's images that is kept for judging the network."""
+    reports: int = 20
+    """Times that the run is judged and saved."""
+    seed: int = 0
+    half: bool = False
+    """Computed in bfloat16, with float32 weights."""
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def read(cls, path: Path) -> "PretrainConfig":
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            parts = {
+                "architecture": Architecture.from_json(values["architecture"]),
+                "recipe": Recipe.from_json(values["recipe"]),
+            }
+            return cls(**{**values, **parts})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"{path} is not the configuration of a pre-training run: {error}") from error
+
+
+class PretrainRun:
+    """One run over the training classes of some images, which are packed or otherwise quick to read."""
+
+    def __init__(self, config: PretrainConfig, folder: Path, images: Images):
+        self.config, self.folder = config, folder
+        names = [name for name, split in zip(images.class_names, images.splits, strict=True) if split == "train"]
+        if len(names) < 2:
+            raise BadInput(f"{config.images} has {len(names)} training classes; at least 2 are needed")
+        if images.channels != config.architecture.channels:
+            raise BadInput(
+                f"the images have {images.channels} channels, the network takes {config.architecture.channels}"
+            )
+        self.class_names = tuple(names)
+        self.images = images
+        split = split_training(images, config.hold_out, config.seed)
+        self.rows, self.labels = split.rows[~split.held_out], split.labels[~split.held_out]
+        self.held_rows, self.held_labels = split.rows[split.held_out], split.labels[split.held_out]
+        self.work = Pretraining.of(config.architecture, config.recipe, len(names), config.half)
+        self.init_key, self.key = jax.random.split(jax.random.key(config.seed))
+
+    def batches(self) -> Batches:
+        """On the device where the pixels take less than a third of its memory, else from the disk."""
+        size = len(self.rows) * self.images.side**2 * self.images.channels
+        recipe, seed = self.config.recipe, self.config.seed
+        return Batches(self.images, self.rows, self.labels, recipe.batch, seed, size < memory_bytes() / 3)
+
+    def start(self) -> PretrainState:
+        return jax.jit(self.work.start)(self.init_key)
+
+    def load(self) -> PretrainState:
+        """The last saved state, or the start if there is none yet."""
+        path = self.folder / "state.safetensors"
+        return load_tree(path, jax.eval_shape(self.start)) if path.is_file() else self.start()
+
+    def save(self, state: PretrainState, record: Record) -> None:
+        save_tree(self.folder / "state.safetensors", state, {"kind": "pretraining"})
+        network = self.file(state.result, record)
+        save_backbone(self.folder / "network.safetensors", network.trained, network.architecture, network.header)
+
+    def file(self, network: PretrainedNetwork, record: Record) -> BackboneFile:
+        """The network as it is saved: without its heads, with where it comes from."""
+        header = {"config": self.config.to_json(), "classes": self.class_names, "record": record}
+        header["image_side"] = self.images.side
+        return BackboneFile(network.trained, self.config.architecture, header)
+
+    def held_out_accuracy(self, network: PretrainedNetwork) -> float | None:
+        """Share of the held-out images of training classes that the network gets right, among all these classes."""
+        right, batch = 0, 256
+        for start in range(0, len(self.held_rows), batch):
+            labels = self.held_labels[start : start + batch]
+            pixels, _ = self.images.read(self.held_rows[start : start + batch])
+            guesses = np.asarray(self.work.logits(network, padded(pixels, batch))).argmax(1)[: len(labels)]
+            right += int((guesses == labels).sum())
+        return finite_or_none(right / len(self.held_rows)) if len(self.held_rows) else None
+
+    def train(
+        self, report: Callable[[Record], None], watch: Callable[[int, float], None], probe: Probe | None = None
+    ) -> PretrainState:
+        """Go on from the last saved state to the end.
+
+        `report` hears of every report, `watch` of the step and the images per second every few steps.
+        """
+        steps = self.config.recipe.steps
+        state = self.load()
+        step = int(state.step)
+        log = MetricsLog(self.folder / "metrics.jsonl", step)
+        batches = self.batches()
+        every = max(steps // self.config.reports, 1)
+        infos: list[dict[str, Any]] = []
+        clock, since = time.monotonic(), step
+        with stop_signals() as asked_to_stop:
+            for images, labels in batches.start(step, steps):
+                state, info = self.work.step(state, images, labels, self.key, dials(self.config.recipe, step))
+                infos.append(info)
+                step += 1
+                due = step % every == 0 or step == steps
+                if step % LOOK and not due:
+                    continue
+                infos = [jax.device_get(each) for each in infos]  # waits for the device
+                rate = (step - since) * batches.batch / (time.monotonic() - clock)
+                watch(step, rate)
+                if not np.isfinite(infos[-1]["loss"]):
+                    raise BadInput(
+                        f"the loss is NaN or Inf by step {step}; lower `learning_rate`. The last report is saved"
+                    )
+                if due:
+                    means = {name: finite_or_none(np.mean([each[name] for each in infos])) for name in infos[-1]}
+                    record = {"step": step, "epoch": round(step / batches.per_epoch, 2), **means}
+                    record |= self.judge(state, probe) | {"images_per_second": round(rate)}
+                    log.write([record])
+                    self.save(state, record)
+                    report(record)
+                    infos = []
+                elif asked_to_stop:
+                    self.save(state, {})
+                if asked_to_stop and step < steps:
+                    raise Interrupted
+                clock, since = time.monotonic(), step
+        return state
+
+    def judge(self, state: PretrainState, probe: Probe | None) -> Record:
+        """What is known of the network by now."""
+        network = state.result
+        values = {
+            "learning_rate": finite_or_none(dials(self.config.recipe, int(state.step)).learning_rate),
+            "held_out_accuracy": self.held_out_accuracy(network),
+        }
+        found = {} if probe is None else probe(self.file(network, {}))
+        return values | {name: finite_or_none(value) for name, value in found.items()}

@@ -1,0 +1,128 @@
+"""The contract that every algorithm keeps, and what they share."""
+
+import abc
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+
+from metaleo._jax.random import apply_dropout, dropout_masks
+from metaleo.inner_loop import descend
+from metaleo.losses import accuracy, cross_entropy, query_loss
+from metaleo.nn.heads import Head, Network
+from metaleo.tasks.task import Batch, Task
+
+Metrics = dict[str, Float[Array, ""]]
+"""Diagnostics of one task: numbers to report, never to differentiate."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HyperParams:
+    """The numbers of the paper's random search (Table 6). Arrays inside a run, so that a search is a `vmap`."""
+
+    learning_rate: float | Float[Array, "*runs"] = 4e-4
+    """η of Algorithm 1: Adam's step in the outer loop."""
+    kl: float | Float[Array, "*runs"] = 0.1
+    """β of Eq. 6: weight of the KL term."""
+    encoder_penalty: float | Float[Array, "*runs"] = 1e-9
+    """γ of Eq. 6: weight of the pull of codes to adapted codes."""
+    l2: float | Float[Array, "*runs"] = 1e-8
+    """λ₁ of Eq. 7: weight of the L2 term."""
+    orthogonality: float | Float[Array, "*runs"] = 0.1
+    """λ₂ of Eq. 7: weight of the decoder's orthogonality term."""
+    keep_prob: float | Float[Array, "*runs"] = 0.7
+    """p_keep: probability that dropout keeps a feature."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, float]) -> "HyperParams":
+        """From a file, also of version 0.1, where `keep_prob` was called `keep`."""
+        return cls(**{"keep_prob" if name == "keep" else name: value for name, value in values.items()})
+
+
+class Adaptation(eqx.Module):
+    """A task solved: `head` classifies one input; `trace` is how it came about, for those who want to look."""
+
+    head: Head
+    trace: PyTree = None
+
+
+SUPPORT, QUERY, CODE, WEIGHTS = range(4)
+"""What is drawn from the key of a task, each in a stream of its own: dropout on the two sets, noise."""
+
+
+class Learner(eqx.Module):
+    """A way of learning to learn, written for ONE task. Its array leaves are φ: what the outer loop learns."""
+
+    @abc.abstractmethod
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        """Fit the head to a support set. Without a key: evaluation, that is means and no dropout.
+
+        A key without hyper-parameters samples a solution as in training, from those a stochastic learner holds
+        possible, but drops nothing; for other learners it changes nothing.
+        """
+
+    def meta_loss(self, task: Task, hyper: HyperParams, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
+        """What the outer loop minimises, for one task: the query loss of the head adapted to the support set (Eq. 2).
+
+        Unless a learner says otherwise.
+        """
+        head = self.adapt(task.support, hyper, key).head
+        return query_loss_and_metrics(head, task.query, hyper, key, getattr(self, "network", None))
+
+    def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
+        """What the outer loop adds to the mean over tasks, once in a meta-step; for most, a penalty on weights."""
+        del hyper
+        return jnp.zeros(())
+
+    def with_feature_mean(self, mean: Float[Array, " dim"]) -> "Learner":
+        """This learner, knowing the mean of the training features; most have no use for it."""
+        del mean
+        return self
+
+
+def dropout_inputs(
+    batch: Batch, hyper: HyperParams | None, key: PRNGKeyArray | None, stream: int = SUPPORT
+) -> Float[Array, "example *input"]:
+    """The inputs of a batch under one draw of dropout, or without a key as they are."""
+    if key is None or hyper is None:
+        return batch.inputs
+    return apply_dropout(batch.inputs, dropout_masks(key, hyper.keep_prob, batch.inputs.shape, stream), hyper.keep_prob)
+
+
+def descend_weights(
+    network: Network,
+    start: Float[Array, "code size"],
+    step_size: Float[Array, "*code size"] | float,
+    num_steps: int,
+    support: Batch,
+    dropout_masks: Bool[Array, "step example *input"] | None,
+    keep_prob: float | Float[Array, ""],
+    first_order: bool = False,
+    max_grad_norm: float | None = None,
+) -> tuple[Float[Array, "code size"], Float[Array, " step"]]:
+    """θ′ = θ - α ∘ ∇L(θ), `num_steps` times (Eq. 1), each with its own dropout mask; also the loss before each."""
+
+    def loss(weights, mask):
+        return network.support_loss(
+            jax.vmap(network.head(weights))(apply_dropout(support.inputs, mask, keep_prob)), support
+        )
+
+    return descend(loss, start, step_size, num_steps, dropout_masks, first_order, max_grad_norm)
+
+
+def query_loss_and_metrics(
+    head: Head, query: Batch, hyper: HyperParams, key: PRNGKeyArray | None, network: Network | None = None
+) -> tuple[Float[Array, ""], Metrics]:
+    """The loss of a head on the query set, under dropout like every other prediction; and what is reported of it."""
+    if network is not None:
+        network.check(query)
+        key = key if network.dropout else None
+    predictions = jax.vmap(head)(dropout_inputs(query, hyper, key, QUERY))
+    loss = query_loss(predictions, query, cross_entropy if network is None else network.loss)
+    metrics = {"query_loss": loss}
+    if network is None or network.classifies:
+        metrics |= {"query_accuracy": accuracy(predictions, query)}
+    return loss, metrics

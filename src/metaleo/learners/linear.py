@@ -1,0 +1,146 @@
+"""Learners that solve for the weights of a linear head: few examples make it a small problem."""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from metaleo.learners.base import Adaptation, HyperParams, Learner, Metrics, dropout_inputs, query_loss_and_metrics
+from metaleo.losses import l2
+from metaleo.nn.heads import Embedding, LinearHead
+from metaleo.tasks.task import Batch, Task
+
+BLOCK = 16
+"""Rows eliminated together in a system that has more of them."""
+
+
+def solve(matrix: Float[Array, "size size"], right: Float[Array, "size column"]) -> Float[Array, "size column"]:
+    """Solve with a positive definite matrix, about as accurately as Cholesky's method.
+
+    In XLA's own operations. LAPACK's, which `jax.scipy` calls on a CPU, share out a batch among XLA's threads and
+    wait for them: called by as many devices or Python threads as there are cores, all wait for ever.
+    """
+
+    def refined(_, b: Float[Array, "size column"]) -> Float[Array, "size column"]:
+        inverse = invert(matrix)
+        x = inverse @ b
+        return x + inverse @ (b - matrix @ x)
+
+    with jax.default_matmul_precision("highest"):  # GPUs would round to 10 bits
+        return jax.lax.custom_linear_solve(lambda x: matrix @ x, right, refined, symmetric=True)
+
+
+def invert(matrix: Float[Array, "size size"]) -> Float[Array, "size size"]:
+    """The inverse of a positive definite matrix, by Gauss-Jordan elimination: of its rows, or of blocks of them."""
+    size = len(matrix)
+    if size <= BLOCK:
+        return eliminate(matrix, 1, jnp.reciprocal)
+    whole = jnp.eye(size + -size % BLOCK, dtype=matrix.dtype).at[:size, :size].set(matrix)
+    return eliminate(whole, BLOCK, invert)[:size, :size]
+
+
+def eliminate(
+    matrix: Float[Array, "size size"], width: int, invert_pivot: Callable[[Array], Array]
+) -> Float[Array, "size size"]:
+    """The inverse, `width` rows at a time; positive definite pivots need no exchange of rows."""
+    cut, paste = jax.lax.dynamic_slice_in_dim, jax.lax.dynamic_update_slice_in_dim
+
+    def turn(number: Int[Array, ""], matrix: Array) -> Array:
+        at = number * width
+        rows, columns = cut(matrix, at, width, 0), cut(matrix, at, width, 1)
+        pivot = invert_pivot(cut(rows, at, width, 1))
+        rows = paste(pivot @ rows, pivot, at, 1)
+        rest = paste(matrix, jnp.zeros_like(columns), at, 1)
+        return paste(rest - paste(columns, jnp.zeros_like(pivot), at, 0) @ rows, rows, at, 0)
+
+    return jax.lax.fori_loop(0, len(matrix) // width, turn, matrix)
+
+
+def present(rows: Float[Array, "example dim"], support: Batch) -> Float[Array, "example dim"]:
+    """Zero rows for padding: a linear head made of rows then has nothing of it, whatever its share would be."""
+    return rows * support.mask[:, None].astype(rows.dtype)
+
+
+class LogisticRegression(Learner):
+    """min_W Σ_i cross-entropy(W x_i, y_i) + |W|²/2C, without intercept: nothing is learned from other tasks."""
+
+    C: float = eqx.field(static=True, default=1.0)
+    num_steps: int = eqx.field(static=True, default=20)
+    """Of Newton's method. Fifty features of length one need 8 for C = 1, and up to 18 for C = 100."""
+
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        """W = C AᵀX, where A = Y - softmax(X Wᵀ); found in A, with as many rows as there are examples."""
+        del hyper, key
+        inputs = present(support.inputs, support)
+        products = self.C * inputs @ inputs.T
+
+        def step(dual, _):
+            return newton_step(dual, products, support.targets), None
+
+        dual, _ = jax.lax.scan(step, jnp.zeros_like(support.targets), length=self.num_steps)
+        return Adaptation(LinearHead(self.C * dual.T @ inputs))
+
+    def meta_loss(self, task: Task, hyper: HyperParams, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
+        return query_loss_and_metrics(self.adapt(task.support).head, task.query, hyper, None)
+
+
+def newton_step(
+    dual: Float[Array, "example way"],
+    products: Float[Array, "example example"],
+    targets: Float[Array, "example way"],
+) -> Float[Array, "example way"]:
+    """A step towards A = Y - P, where P = softmax(K A).
+
+    Newton's is to (I + H K) A′ = H K A + Y - P, where H = diag(p) - p pᵀ for each example. But for p pᵀ the classes
+    would be apart; it has rank one, so one more system in the examples joins them (Rasmussen and Williams 2006,
+    Algorithm 3.3), and none is as large as examples × classes.
+    """
+    logits = products @ dual
+    p = jax.nn.softmax(logits)
+    right = p * (logits - jnp.sum(p * logits, axis=1, keepdims=True)) + targets - p
+
+    def one_class(root: Float[Array, " example"]) -> Float[Array, "example example"]:
+        """(K + diag(p)⁻¹)⁻¹, from √p so that p may be zero."""
+        scaled = jnp.eye(len(root), dtype=root.dtype) + root[:, None] * products * root[None, :]
+        return root[:, None] * solve(scaled, jnp.diag(root))
+
+    each = jax.vmap(one_class)(jnp.sqrt(p).T)  # (way, example, example)
+    moved = jnp.einsum("nij,jn->in", each, products @ right)
+    shared = solve(each.sum(0), moved.sum(1, keepdims=True))
+    step = right - moved + jnp.einsum("nij,j->in", each, shared[:, 0]) - dual
+    # A full step may overshoot. log(1 + d)/d of it never does, where d is the most that it moves two logits of an
+    # example apart (Bach 2010, self-concordance); near the end that is all of it.
+    apart_by = jnp.maximum(jnp.ptp(products @ step, axis=1).max(), 1e-12)
+    return dual + jnp.log1p(apart_by) / apart_by * step
+
+
+class RidgeRegression(Learner):
+    """min_W |Z W - Y|² + λ|W|² on embedded examples Z, then logits s x W (R2-D2, Bertinetto et al. 2019).
+
+    Their constant added to all logits is left out: softmax does not see it.
+    """
+
+    embedding: Embedding
+    log_regulariser: Float[Array, ""]
+    log_sharpness: Float[Array, ""]
+
+    @classmethod
+    def init(
+        cls, key: PRNGKeyArray, dim: int, *, regulariser: float = 1.0, sharpness: float = 10.0
+    ) -> "RidgeRegression":
+        del key
+        return cls(Embedding.init(dim), jnp.full((), math.log(regulariser)), jnp.full((), math.log(sharpness)))
+
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        """W = Zᵀ(Z Zᵀ + λ)⁻¹ Y: a system in the examples, not in the features."""
+        embedded = present(self.embedding(dropout_inputs(support, hyper, key)), support)
+        regulariser = jnp.exp(self.log_regulariser) * jnp.eye(len(embedded), dtype=embedded.dtype)
+        dual = solve(embedded @ embedded.T + regulariser, support.targets)
+        weights = jnp.exp(self.log_sharpness) * (dual.T @ embedded)
+        return Adaptation(LinearHead(self.embedding.transpose(weights)))
+
+    def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
+        return hyper.l2 * l2(self.embedding.departure)

@@ -1,0 +1,166 @@
+"""Learners by name, and what each is made of.
+
+A new learner needs a case in `Structure.init` and its name in `LEARNERS`.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from metaleo.errors import BadInput
+from metaleo.learners.base import Learner
+from metaleo.learners.joint import Joint, Sizes, Tail
+from metaleo.learners.leo import LEO
+from metaleo.learners.linear import LogisticRegression, RidgeRegression
+from metaleo.learners.maml import MAML, MetaSGD, Reptile
+from metaleo.learners.metric import CL2N, MatchingNet, NearestCentroid, PrototypicalNet, RelationNetLearner
+from metaleo.nn.heads import Network, named_network
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "leo": {},
+    "leo-no-finetuning": {"finetune_steps": 0},
+    "leo-deterministic": {"stochastic": False},
+    "leo-random-prior": {"random_prior": True},
+    "leo-generator-finetuned": {"latent_steps": 0},
+    "leo-generator": {"latent_steps": 0, "finetune_steps": 0},
+}
+"""LEO and the paper's ablations of it (Table 2): what each switches."""
+LEARNERS = (
+    *ABLATIONS,
+    "maml",
+    "fomaml",
+    "meta-sgd",
+    "reptile",
+    "prototypical",
+    "matching",
+    "relation",
+    "ridge",
+    "nearest-centroid",
+    "cl2n",
+    "logistic-regression",
+)
+NETWORK_LEARNERS = (*ABLATIONS, "maml", "fomaml", "meta-sgd", "reptile")
+"""Learners that generate or descend on the parameters of any network."""
+UNTRAINED = ("nearest-centroid", "cl2n", "logistic-regression")
+"""Learners with nothing to meta-train."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """What a learner is, apart from what it has learned. Static: a change compiles anew."""
+
+    learner: str = "leo"
+    dim: int = 640
+    """Numbers per feature vector."""
+    way: int = 5
+    """Classes of a training task; MAML and Meta-SGD keep a row of weights for each."""
+    latent: int = 64
+    """Size of a code (n_z)."""
+    latent_steps: int = 5
+    """Gradient steps on the codes."""
+    finetune_steps: int = 5
+    """Gradient steps on the weights: LEO's last ones, all of MAML's and Meta-SGD's."""
+    latent_step_size: float | Float[Array, "*runs"] = 1.0
+    """Where the learned step sizes for codes start."""
+    finetune_step_size: float | Float[Array, "*runs"] = 0.001
+    """Where the learned step sizes for weights start; for MAML the step size itself."""
+    official: bool = False
+    """LEO's scales and KL estimate exactly as in the authors' code."""
+    network: str = "linear"
+    """f_θ, what is generated or descended on: linear, mlp or gru."""
+    hidden: int = 40
+    """Units of each hidden layer of an mlp, or of the state of a gru."""
+    layers: int = 3
+    """Layers of an mlp."""
+    channels: int = 3
+    """Numbers that a gru reads at a time."""
+    codes: Literal["class", "task"] = "class"
+    """A code, and a network, for each class; or one for the task, whose targets the encoder sees too."""
+    noise: float | None = None
+    """Standard deviation of the noise on real targets; none where targets are classes."""
+    width: int = 0
+    """Units of the two hidden layers of LEO's encoder and decoder; 0: both are linear."""
+    from_start: bool = False
+    """LEO adds what it decodes to learned parameters."""
+    max_grad_norm: float | None = None
+    """On the length of each inner gradient, where network or decoder are not linear."""
+    samples: int = 1
+    """Solutions of a training task that LEO samples and is judged on together."""
+    tail: Sizes | None = None
+    """Of the backbone's last stage where it is learned too: height, width, channels in and out. It takes rows as
+    they are; all other learners take them normalised."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Structure":
+        """From a file's header, also of version 0.1, where `max_grad_norm` was called `limit`."""
+        values = {"max_grad_norm" if name == "limit" else name: value for name, value in values.items()}
+        tail = values.get("tail")
+        return cls(**{**values, "tail": tuple(tail) if tail else None})
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the learner takes rows at length one."""
+        return self.tail is None and self.network != "gru" and self.noise is None
+
+    def generated(self) -> Network:
+        """f_θ."""
+        if self.noise is not None and self.codes == "class":
+            raise BadInput("a code per class needs classes; functions have one code (codes=task)")
+        targets = None if self.codes == "class" else self.way if self.noise is None else 1
+        return named_network(self.network, self.dim, hidden=self.hidden, layers=self.layers, channels=self.channels,
+                     targets=targets, noise=self.noise)  # fmt: skip
+
+    def init(self, key: PRNGKeyArray) -> Learner:
+        """A fresh learner."""
+        if self.learner not in NETWORK_LEARNERS and (self.network, self.codes) != ("linear", "class"):
+            raise BadInput(f"{self.learner} has no network to choose; {', '.join(NETWORK_LEARNERS)} do")
+        if self.tail is not None:
+            tail_key, key = jax.random.split(key)
+            inner = dataclasses.replace(self, dim=self.tail[-1], tail=None)
+            return Joint(Tail.init(tail_key, self.tail), inner.init(key))
+        steps = {"way": self.way, "step_size": self.finetune_step_size, "num_steps": self.finetune_steps,
+                 "max_grad_norm": self.max_grad_norm}  # fmt: skip
+        match self.learner:
+            case name if name in ABLATIONS:
+                settings = {
+                    "latent": self.latent,
+                    "latent_steps": self.latent_steps,
+                    "finetune_steps": self.finetune_steps,
+                    "latent_step_size": self.latent_step_size,
+                    "finetune_step_size": self.finetune_step_size,
+                    "official": self.official,
+                    "widths": (self.width,) * 2 if self.width else (),
+                    "from_start": self.from_start,
+                    "samples": self.samples,
+                    "max_grad_norm": self.max_grad_norm,
+                }
+                return LEO.init(key, self.generated(), **{**settings, **ABLATIONS[name]})
+            case "maml":
+                return MAML.init(self.generated(), **steps)
+            case "fomaml":
+                return MAML.init(self.generated(), first_order=True, **steps)
+            case "meta-sgd":
+                return MetaSGD.init(self.generated(), **steps)
+            case "reptile":
+                return Reptile.init(self.generated(), **steps)
+            case "prototypical":
+                return PrototypicalNet.init(key, self.dim)
+            case "matching":
+                return MatchingNet.init(key, self.dim)
+            case "relation":
+                return RelationNetLearner.init(key, self.dim, hidden=2 * self.latent)  # as in LEO's relation net
+            case "ridge":
+                return RidgeRegression.init(key, self.dim)
+            case "nearest-centroid":
+                return NearestCentroid()
+            case "cl2n":
+                return CL2N.init(key, self.dim)
+            case "logistic-regression":
+                return LogisticRegression()
+        raise BadInput(f"unknown learner {self.learner!r}; known are {', '.join(LEARNERS)}")
+
+    def blank(self) -> Learner:
+        """A learner whose leaves are shapes only, to be filled from a file."""
+        return jax.eval_shape(self.init, jax.random.key(0))

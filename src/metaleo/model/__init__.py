@@ -1,1 +1,0 @@
-"""A problem → the initial parameters of its classifier: encode (Eq. 3), then decode (Eq. 4)."""

@@ -1,0 +1,348 @@
+"""What a task's solution is: f_θ, a classifier or another function of one input (Section 2.3.5).
+
+A `Head` is called on one input. A `Network` says which f_θ is generated or descended on, and which loss it has.
+"""
+
+import abc
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from metaleo.errors import BadInput
+from metaleo.losses import cross_entropy, query_loss
+from metaleo.tasks.task import Batch, normalise
+
+
+class Embedding(eqx.Module):
+    """E x = x + x D, linear and without bias: the features themselves at first, and what is learned is D."""
+
+    departure: Float[Array, "dim dim"]
+
+    @classmethod
+    def init(cls, dim: int) -> "Embedding":
+        return cls(jnp.zeros((dim, dim)))
+
+    def __call__(self, inputs: Float[Array, "*example dim"]) -> Float[Array, "*example dim"]:
+        return inputs + inputs @ self.departure
+
+    def transpose(self, weights: Float[Array, "way dim"]) -> Float[Array, "way dim"]:
+        """Eᵀ w, for which (Eᵀ w)·x = w·(E x): a head on embedded inputs becomes one on inputs."""
+        return weights + weights @ self.departure.T
+
+
+class Head(eqx.Module):
+    """What a task's solution is called on: ONE input. A classifier returns logits."""
+
+    @abc.abstractmethod
+    def __call__(self, x: Float[Array, "*input"]) -> Float[Array, "*output"]: ...
+
+
+class LinearHead(Head):
+    """An N-way softmax classifier: one row of weights per class, no bias."""
+
+    weights: Float[Array, "way dim"]
+
+    def __call__(self, x: Float[Array, " dim"]) -> Float[Array, " way"]:
+        return self.weights @ x
+
+
+class AffineHead(Head):
+    """The same with a bias per class."""
+
+    weights: Float[Array, "way dim"]
+    bias: Float[Array, " way"]
+
+    def __call__(self, x: Float[Array, " dim"]) -> Float[Array, " way"]:
+        return self.weights @ x + self.bias
+
+
+class CentredHead(Head):
+    """An affine head on u = (x - m) / |x - m|."""
+
+    centre: Float[Array, " dim"]
+    affine: AffineHead
+
+    def __call__(self, x: Float[Array, " dim"]) -> Float[Array, " way"]:
+        return self.affine(normalise(x - self.centre))
+
+
+class AttentionHead(Head):
+    """log Σ_i y_i exp(s cos(E x, E x_i)) over the support set, up to a constant: log of where attention goes."""
+
+    embedding: Embedding
+    examples: Float[Array, "example dim"]  # embedded, of length one
+    members: Float[Array, "example way"]  # y_i, zero for padding
+    sharpness: Float[Array, ""]
+
+    def __call__(self, x: Float[Array, " dim"]) -> Float[Array, " way"]:
+        scores = self.sharpness * (self.examples @ normalise(self.embedding(x)))
+        return jax.nn.logsumexp(scores[:, None], axis=0, b=self.members)
+
+
+class RelationHead(Head):
+    """s g([c_n, E x]) for each class n, g an MLP with ReLU between its layers."""
+
+    embedding: Embedding
+    from_class: Float[Array, "way hidden"]  # the first layer's share of each class
+    first: Float[Array, "dim hidden"]  # the first layer's half for an input
+    middle: Float[Array, "hidden hidden"]
+    last: Float[Array, " hidden"]
+    sharpness: Float[Array, ""]
+
+    def __call__(self, x: Float[Array, " dim"]) -> Float[Array, " way"]:
+        hidden = jax.nn.relu(self.from_class + (self.embedding(x) @ self.first)[None, :])
+        return self.sharpness * (jax.nn.relu(hidden @ self.middle) @ self.last)
+
+
+def nearest_centroid_head(centroids: Float[Array, "way dim"], sharpness: float | Float[Array, ""]) -> AffineHead:
+    """-s|x - c|² for each centroid c, less the -s|x|² that they share: s(2c·x - |c|²)."""
+    return AffineHead(2 * sharpness * centroids, -sharpness * jnp.sum(centroids**2, axis=1))
+
+
+Loss = Callable[[Float[Array, "..."], Float[Array, "..."]], Float[Array, ""]]
+"""Of one prediction and its target. For several samples per task it has to be a negative log-likelihood."""
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Network:
+    """What is generated: `apply(θ, x)` predicts from one input. Two of them are the same only if they are one object.
+
+    Without a shape of `targets` the task is one of classes, each with its own θ: f_θ gives the logit of its class.
+    """
+
+    apply: Callable[[Float[Array, " size"], Float[Array, "..."]], Float[Array, "..."]]
+    start: np.ndarray
+    """θ as the network was handed over; its length is dim(θ)."""
+    inputs: Shape
+    targets: Shape | None = None
+    loss: Loss = cross_entropy
+    dropout: bool = False
+    """Inputs are features, of which dropout may take some."""
+    made: tuple[Callable[..., "Network"], tuple[Any, ...]] | None = None
+    """What to call, and with what, to have it again; nothing if it is one's own."""
+
+    @classmethod
+    def of(cls, model: Any, loss: Loss, inputs: Shape, targets: Shape | None, dropout: bool = False) -> "Network":
+        """Any Equinox module that maps one input of this shape to a prediction; all its arrays are generated."""
+        if not callable(model):
+            raise BadInput(f"the model has to be callable on one input, which {type(model).__name__} is not")
+        arrays, rest = eqx.partition(model, eqx.is_array)
+        return cls.over(arrays, lambda tree, x: eqx.combine(tree, rest)(x), loss, inputs, targets, dropout)
+
+    @classmethod
+    def over(
+        cls,
+        parameters: PyTree,
+        apply: Callable[[PyTree, Float[Array, "..."]], Float[Array, "..."]],
+        loss: Loss,
+        inputs: Shape,
+        targets: Shape | None,
+        dropout: bool = False,
+    ) -> "Network":
+        """Any function `apply(parameters, x)` over a tree of arrays."""
+        for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                name = jax.tree_util.keystr(path, simple=True, separator=".") or "the model"
+                raise BadInput(f"{name} holds {jnp.result_type(leaf)} numbers; only floats can be generated")
+        leaves, structure = jax.tree.flatten(parameters)
+        shapes, ends = [jnp.shape(leaf) for leaf in leaves], np.cumsum([jnp.size(leaf) for leaf in leaves])
+        if not leaves or not ends[-1]:
+            raise BadInput("the model has no parameters to generate")
+
+        def apply_vector(vector: Float[Array, " size"], x: Float[Array, "..."]) -> Float[Array, "..."]:
+            parts = jnp.split(vector, ends[:-1])
+            tree = jax.tree.unflatten(
+                structure, [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+            )
+            return apply(tree, x)
+
+        start = np.concatenate([np.ravel(leaf).astype(np.float32) for leaf in leaves])
+        network = cls(apply_vector, start, inputs, targets, loss, dropout)
+        network.check_shapes()
+        return network
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Network":
+        return self  # one object, one network: estimators that hold one may be cloned
+
+    def __reduce__(self) -> tuple[Callable[..., "Network"], tuple[Any, ...]]:
+        """Pickled by its name, and so the same object again in the same process."""
+        if self.made is None:
+            raise BadInput("a network of one's own cannot be pickled; one that has a name can")
+        return self.made
+
+    @property
+    def size(self) -> int:
+        """dim(θ)."""
+        return len(self.start)
+
+    @property
+    def per_class(self) -> bool:
+        return self.targets is None
+
+    @property
+    def classifies(self) -> bool:
+        return self.loss is cross_entropy
+
+    @property
+    def linear(self) -> bool:
+        """The softmax classifier of the paper's Section 2.3.3, for which there are shorter ways to the same numbers."""
+        return self.apply is dot and self.classifies
+
+    @property
+    def evidence(self) -> int:
+        """How many numbers an encoder is shown of each example: its input, and its target where θ is one for all."""
+        return math.prod(self.inputs) + (0 if self.targets is None else math.prod(self.targets))
+
+    def evidence_of(
+        self, inputs: Float[Array, "example *input"], targets: Float[Array, "example *target"]
+    ) -> Float[Array, "example evidence"]:
+        """The evidence of a support set, a row for each example."""
+        shown = (inputs,) if self.per_class else (inputs, targets)
+        return jnp.concatenate([part.reshape(len(part), -1) for part in shown], axis=1)
+
+    def codes(self, support: Batch) -> int:
+        """Codes of a task: one per class, or one."""
+        return support.way if self.per_class else 1
+
+    def head(self, parameters: Float[Array, "code size"]) -> Head:
+        return LinearHead(parameters) if self.linear else GeneratedHead(parameters, self)
+
+    def support_loss(self, predictions: Float[Array, "example ..."], support: Batch) -> Float[Array, ""]:
+        """The inner loss (Eq. 5): the sum over the support set, divided by the examples that each code stands for."""
+        return self.codes(support) * query_loss(predictions, support, self.loss)
+
+    def check(self, batch: Batch) -> None:
+        """Refuse examples that the network was not made for."""
+        shapes = {"inputs": (batch.inputs.shape[1:], self.inputs)}
+        if self.targets is not None:
+            shapes["targets"] = (batch.targets.shape[1:], self.targets)
+        for name, (found, wanted) in shapes.items():
+            if found != wanted:
+                raise BadInput(f"{name} of shape {show(found)} per example; the network was made for {show(wanted)}")
+
+    def check_shapes(self) -> None:
+        """Try it on one example, in shapes only."""
+        x = jax.ShapeDtypeStruct(self.inputs, jnp.float32)
+        theta = jax.ShapeDtypeStruct((self.size,), jnp.float32)
+        try:
+            prediction = jax.eval_shape(self.apply, theta, x)
+        except Exception as error:  # whatever a model of somebody's own may say
+            raise BadInput(
+                f"the model does not take one input of shape {show(self.inputs)}: {first_line(error)}"
+            ) from error
+        if not isinstance(prediction, jax.ShapeDtypeStruct):
+            raise BadInput(f"the model has to return one array, not {type(prediction).__name__}")
+        if self.targets is None:
+            if prediction.shape != ():
+                raise BadInput(f"a network per class returns one number, not shape {show(prediction.shape)}")
+            return
+        try:
+            loss = jax.eval_shape(self.loss, prediction, jax.ShapeDtypeStruct(self.targets, jnp.float32))
+        except Exception as error:
+            shapes = f"a prediction of shape {show(prediction.shape)} and a target of shape {show(self.targets)}"
+            raise BadInput(f"the loss does not take {shapes}: {first_line(error)}") from error
+        if getattr(loss, "shape", None) != ():
+            found = f"shape {show(loss.shape)}" if hasattr(loss, "shape") else type(loss).__name__
+            raise BadInput(f"the loss has to return one number for one example, not {found}")
+
+
+class GeneratedHead(Head):
+    """The networks of a task: one per class, whose numbers are the logits, or one."""
+
+    parameters: Float[Array, "code size"]
+    network: Network = eqx.field(static=True)
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        predictions = jax.vmap(self.network.apply, (0, None))(self.parameters, x)
+        return predictions if self.network.per_class else predictions[0]
+
+
+def show(shape: Shape) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+# Networks that come with a name
+
+
+def dot(weights: Float[Array, " dim"], x: Float[Array, " dim"]) -> Float[Array, ""]:
+    return weights @ x
+
+
+@functools.cache
+def linear_network(dim: int) -> Network:
+    """The paper's classifier: a row of weights per class."""
+    return Network(dot, np.zeros(dim, np.float32), (dim,), dropout=True, made=(linear_network, (dim,)))
+
+
+@functools.cache
+def gaussian_nll(noise: float) -> Loss:
+    """-log N(y; f(x), noise²), summed over the numbers of a target."""
+
+    def loss(prediction: Float[Array, " target"], target: Float[Array, " target"]) -> Float[Array, ""]:
+        errors = (prediction - target) / noise
+        return jnp.sum(errors**2 / 2 + math.log(noise * math.sqrt(2 * math.pi)))
+
+    return loss
+
+
+class Recurrent(eqx.Module):
+    """A GRU over a row read as a sequence, a few numbers at a time, and a linear layer on its last state."""
+
+    cell: eqx.nn.GRUCell
+    out: eqx.nn.Linear
+    channels: int = eqx.field(static=True)
+
+    def __call__(self, row: Float[Array, " dim"]) -> Float[Array, "..."]:
+        def read(state, values):
+            return self.cell(values, state), None
+
+        state, _ = jax.lax.scan(read, jnp.zeros(self.cell.hidden_size, row.dtype), row.reshape(-1, self.channels))
+        return self.out(state)
+
+
+@functools.cache
+def named_network(
+    name: str, dim: int, *, hidden: int, layers: int, channels: int, targets: int | None, noise: float | None
+) -> Network:
+    """The networks that a run can name. `noise` is the standard deviation of real targets, absent for classes."""
+    if name == "linear" and targets is None:
+        return linear_network(dim)
+    with jax.ensure_compile_time_eval():  # a run may ask for it inside a compiled function
+        network = make_network(name, dim, hidden, layers, channels, targets, noise)
+    settings = {"hidden": hidden, "layers": layers, "channels": channels, "targets": targets, "noise": noise}
+    return dataclasses.replace(network, made=(functools.partial(named_network, **settings), (name, dim)))
+
+
+def make_network(
+    name: str, dim: int, hidden: int, layers: int, channels: int, targets: int | None, noise: float | None
+) -> Network:
+    loss = cross_entropy if noise is None else gaussian_nll(noise)
+    shape, outputs = (None, "scalar") if targets is None else ((targets,), targets)
+    key = jax.random.key(0)
+    match name:
+        case "linear":
+            return Network.of(eqx.nn.Linear(dim, outputs, use_bias=False, key=key), loss, (dim,), shape, noise is None)
+        case "mlp":
+            return Network.of(eqx.nn.MLP(dim, outputs, hidden, layers - 1, key=key), loss, (dim,), shape, noise is None)
+        case "gru":
+            if dim % channels:
+                raise BadInput(f"rows of {dim} numbers are no sequences of {channels} numbers at a time")
+            cell_key, out_key = jax.random.split(key)
+            cell = eqx.nn.GRUCell(channels, hidden, key=cell_key)
+            return Network.of(
+                Recurrent(cell, eqx.nn.Linear(hidden, outputs, key=out_key), channels), loss, (dim,), shape
+            )
+    raise BadInput(f"unknown network {name!r}; known are linear, mlp, gru")

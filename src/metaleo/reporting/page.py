@@ -1,0 +1,234 @@
+"""One page about some runs, to hand to a colleague: a single HTML file that needs nothing else, no network either."""
+
+import base64
+import dataclasses
+import datetime
+import html
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import metaleo
+from metaleo._io.run_log import read_metrics
+from metaleo.analysis.paths import Descending, inside, steps_codes
+from metaleo.checkpoints import Candidate
+from metaleo.errors import BadInput
+from metaleo.evaluation.evaluate import TaskSuite, score_learner, summarise
+from metaleo.plotting.figures import plot_curves
+from metaleo.plotting.functions import choose_tasks, plot_functions
+from metaleo.reporting.findings import (
+    AnalysisSettings,
+    Finding,
+    analyse_codes,
+    analyse_coverage,
+    analyse_curvature,
+    analyse_uncertainty,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of the page: a table, a figure as PNG, both or none, and what they show."""
+
+    title: str
+    note: str = ""
+    where: str = ""
+    """Of which tasks."""
+    headings: tuple[str, ...] = ()
+    rows: Sequence[tuple[str, ...]] = ()
+    figure: bytes | None = None
+
+
+def drawn(draw: Callable[[Path], None]) -> bytes:
+    """A figure, as the bytes of a PNG."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "figure.png"
+        draw(path)
+        return path.read_bytes()
+
+
+def of_finding(finding: Finding) -> Section:
+    return Section(finding.title, finding.note, finding.where, finding.headings, finding.rows, drawn(finding.draw))
+
+
+def runs_section(models: Sequence[Candidate], names: dict[Path, str]) -> Section:
+    """What was trained, and how it did on validation tasks: a row per run."""
+    rows = []
+    for source in dict.fromkeys(one.source for one in models):
+        own = [one for one in models if one.source == source]
+        config, headers = own[0].config, [one.model.header for one in own]
+        score = next((name for name in ("validation_accuracy", "validation_loss") if name in headers[0]), None)
+        values = [header[score] for header in headers] if score else []
+        factor, unit = (100, " %") if score == "validation_accuracy" else (1, "")
+        steps = sorted(header["step"] for header in headers if "step" in header)
+        shown = "–" if not values else f"{factor * statistics.mean(values):.2f}{unit}"
+        if len(values) > 1:
+            shown = f"{factor * statistics.mean(values):.2f} ± {factor * statistics.stdev(values):.2f}{unit}"
+        reached = "–" if not steps else f"{steps[0]:,}" + (f" to {steps[-1]:,}" if steps[-1] > steps[0] else "")
+        data = Path(config.data).name
+        rows.append((str(source), names[source], config.kind, data, str(len(own)), reached, shown))
+    headings = ("run", "called here", "tasks", "data", "seeds", "best step", "validation")
+    note = (
+        "Validation accuracy, or for functions loss; ± is the standard deviation over seeds. The best step is the one "
+        "whose model was kept."
+    )
+    return Section("Runs", note, "", headings, rows)
+
+
+def results_section(models: Sequence[Candidate], names: dict[Path, str], settings: AnalysisSettings) -> Section:
+    """Test accuracy of every seed of every run, on the same tasks."""
+    rows = []
+    for source in dict.fromkeys(one.source for one in models):
+        accuracies = []
+        for one in (one for one in models if one.source == source):
+            episodes: Any = settings.suite.tasks(one, settings.split)
+            name = f"{names[source]}, seed {one.model.header['seed']}"
+            with settings.progress.bar(name, settings.tasks) as bar:
+                found = summarise(score_learner(one.learner, episodes, settings.seed, settings.tasks, bar))
+            accuracies.append(100 * found.accuracy)
+            rows.append((
+                names[source], str(one.model.header["seed"]),
+                f"{100 * found.accuracy:.2f} ± {100 * found.accuracy_interval:.2f} %",
+                f"{found.nll:.3f} ± {found.nll_interval:.3f}", f"{100 * found.calibration_error:.1f} %",
+            ))  # fmt: skip
+        if len(accuracies) > 1:
+            mean, deviation = statistics.mean(accuracies), statistics.stdev(accuracies)
+            rows.append((names[source], f"all {len(accuracies)}", f"{mean:.2f} ± {deviation:.2f} %", "", ""))
+    note = "± is the 95 % interval over tasks; in rows of all seeds, the standard deviation over seeds."
+    headings = ("run", "seed", "accuracy", "negative log-likelihood", "calibration error")
+    return Section("Results", note, settings.where, headings, rows)
+
+
+def curves_section(candidates: Sequence[Candidate]) -> Section | None:
+    """How validation went, where the run's folder still tells."""
+    metrics = {one.name: read_metrics(one.source / "metrics.jsonl") for one in candidates if one.source.is_dir()}
+    metrics = {name: records for name, records in metrics.items() if records}
+    if not metrics:
+        return None
+    fields = ("query_accuracy", "validation_accuracy") if len(metrics) == 1 else ("validation_accuracy",)
+    return Section(
+        "Learning curves", "Every seed is a curve.",
+        figure=drawn(lambda path: plot_curves(path, metrics, "", fields)),
+    )  # fmt: skip
+
+
+def functions_section(candidate: Candidate, settings: AnalysisSettings) -> Section:
+    shown = choose_tasks(candidate.model, settings.suite.shot, settings.seed, 8, 12)
+    return Section(
+        f"What {candidate.name} makes of {settings.suite.shot} points",
+        "Four ordinary tasks, and four that a sine and a line both explain.",
+        figure=drawn(lambda path: plot_functions(path, shown)),
+    )
+
+
+def sections(
+    models: Sequence[Candidate], candidates: Sequence[Candidate], settings: AnalysisSettings, test_tasks: int
+) -> Iterator[Section]:
+    """All that can be said: of `models`, every seed; of `subjects`, one model of each run."""
+    functions = settings.suite.problem is not None
+    names = {one.source: one.source.name for one in models} | {one.source: one.name for one in candidates}
+    stepping = [one for one in candidates if isinstance(inside(one.learner), Descending)]
+    yield runs_section(models, names)
+    curves = curves_section(candidates)
+    if curves:
+        yield curves
+    wanted: list[tuple[str, Callable[[], Section]]] = []
+    if functions:
+        wanted += [
+            (f"What {one.name} makes of its points", lambda one=one: functions_section(one, settings))
+            for one in candidates
+        ]
+    else:
+        testing = dataclasses.replace(settings, tasks=test_tasks)
+        wanted.append(("Results", lambda: results_section(models, names, testing)))
+    wanted.append(("Certainty", lambda: of_finding(analyse_uncertainty(candidates, settings))))
+    validating = settings if functions else dataclasses.replace(settings, split="val")
+    for one in candidates:
+        if steps_codes(one.learner):
+            wanted.append((f"Codes of {one.name}", lambda one=one: of_finding(analyse_codes(one, validating))))
+    if stepping:
+        wanted.append(("Curvature", lambda: of_finding(analyse_curvature(stepping, settings))))
+        wanted.append(("Coverage", lambda: of_finding(analyse_coverage(stepping, settings))))
+    for title, make in wanted:
+        try:
+            yield make()
+        except BadInput as error:
+            yield Section(title, f"Left out: {error}.")
+
+
+def write_page(sections: Sequence[Section], models: Sequence[Candidate], suite: TaskSuite, command: str) -> str:
+    """The whole page."""
+    runs = list(dict.fromkeys(one.source for one in models))
+    title = f"{', '.join(place.name for place in runs)}: {suite.kind}"
+    contents = "".join(
+        f'<li><a href="#s{number}">{escape(part.title)}</a></li>' for number, part in enumerate(sections)
+    )
+    body = "".join(write_section(number, part) for number, part in enumerate(sections))
+    configs = "".join(
+        f"<details><summary>{escape(str(source))}</summary><pre>{escape(json.dumps(config, indent=2))}</pre></details>"
+        for source, config in {one.source: one.config.to_json() for one in models}.items()
+    )
+    made = (
+        f"Made on {datetime.date.today().isoformat()} by Metaleo {metaleo.__version__} (JAX {jax.__version__}, "
+        f"{jax.default_backend()}) with"
+    )
+    return (
+        "<!doctype html>\n"
+        f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head><body><main><header><p>Metaleo report</p><h1>{escape(title)}</h1>"
+        f"<p>{escape(made)} <code>{escape(command)}</code></p><nav><ul>{contents}"
+        '<li><a href="#configuration">Configuration</a></li></ul></nav></header>'
+        f'{body}<section id="configuration"><h2>Configuration</h2>{configs}</section></main></body></html>\n'
+    )
+
+
+def write_section(number: int, part: Section) -> str:
+    parts = [f'<section id="s{number}"><h2>{escape(part.title)}</h2>']
+    if part.where:
+        parts.append(f'<p class="where">{escape(part.where)}</p>')
+    if part.figure is not None:
+        image = base64.b64encode(part.figure).decode()
+        parts.append(f'<figure><img alt="{escape(part.title)}" src="data:image/png;base64,{image}"></figure>')
+    if part.rows:
+        head = "".join(f"<th>{escape(name)}</th>" for name in part.headings)
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in part.rows)
+        parts.append(f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>')
+    if part.note:
+        parts.append(f"<p>{escape(part.note)}</p>")
+    return "".join([*parts, "</section>"])
+
+
+def escape(text: str) -> str:
+    return html.escape(text, quote=True)
+
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d5dae0; --paper: #fff; --link: #005a9c; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ed; --soft: #9aa4af; --line: #39424d; --paper: #14181d; --link: #7cb8ec; }
+}
+body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
+main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
+header > p:first-child { margin: 0; color: var(--soft); }
+h1 { margin: 0 0 .5rem; font-size: 1.6rem; line-height: 1.25; }
+h2 { margin: 2.5rem 0 .25rem; font-size: 1.25rem; border-top: 1px solid var(--line); padding-top: 1rem; }
+a { color: var(--link); }
+nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; padding: 0; list-style: none; }
+.where { margin: 0 0 .75rem; color: var(--soft); }
+.table { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem 1rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { color: var(--soft); font-weight: 600; }
+figure { margin: .75rem 0; padding: .5rem; background: #fff; border: 1px solid var(--line); border-radius: 6px; }
+img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+code, pre { font-family: ui-monospace, monospace; font-size: .85rem; overflow-wrap: anywhere; }
+pre { overflow-x: auto; }
+summary { cursor: pointer; padding: .25rem 0; }
+@media print { figure, table { break-inside: avoid; } details > pre { display: none; } }
+"""

@@ -1,0 +1,1 @@
+"""Random search of hyper-parameters, alone or shared by several machines."""

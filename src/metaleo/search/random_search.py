@@ -1,0 +1,360 @@
+"""Random search (stage 2 of the paper): many draws of the hyper-parameters, trained side by side and halved on the way.
+
+OUT/search.json               what was asked for
+OUT/study.db                  the Optuna study, unless it lives in another database
+OUT/population.safetensors    the trials in training, while there are any
+OUT/trials.json               every trial: its draw, how far it came, its validation accuracy; best first
+OUT/best.json                 a preset with the best draw: metaleo train --preset OUT/best.json
+OUT/search.png                accuracy over each hyper-parameter, and how much each matters
+"""
+
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray, PyTree
+from optuna.trial import FrozenTrial, TrialState
+
+from metaleo._io.files import load_tree, read_header, save_tree, write_text
+from metaleo._io.run_log import stop_signals
+from metaleo._jax.devices import any_host, barrier, broadcast, fits_on_device, is_first_host, replicate
+from metaleo.config.schema import Clip, TrainConfig
+from metaleo.data.metaset import MetaSet
+from metaleo.engines import choose_engine
+from metaleo.errors import Interrupted
+from metaleo.learners import HyperParams
+from metaleo.learners.registry import ABLATIONS, Structure
+from metaleo.search.study import Claim, Sampler, Space, Study
+from metaleo.tasks.episodes import Episodes, place_rows
+from metaleo.training.meta_train import RunState, make_optimiser, split_run_key, start_run
+from metaleo.training.population import (
+    compile_advance,
+    compile_validate,
+    gather_to_host,
+    replicas_for,
+    replicas_per_device,
+    report_every,
+    shard_replicas,
+)
+
+PAPER_SPACE: Space = {
+    "learning_rate": (1e-4, 3e-3),
+    "kl": (1e-6, 2.0),
+    "encoder_penalty": (1e-9, 1e-1),
+    "l2": (1e-10, 1e-3),
+    "orthogonality": (1e-3, 1e4),
+    "keep_prob": (0.1, 1.0),
+}
+"""Log-uniform ranges that hold every value of the paper's Table 6 and of the README of the authors' code."""
+SAVE_SECONDS = 30.0
+"""Least time between two saves of a population inside a rung; the end of each rung is always saved."""
+
+
+def space_of(learner: str) -> Space:
+    """What a search varies: the paper's six for LEO and its ablations; for others those that they have."""
+    if learner in ABLATIONS:
+        return PAPER_SPACE
+    if learner in ("maml", "fomaml", "reptile", "meta-sgd"):
+        start = {"finetune_step_size": (0.1, 30.0)} if learner == "meta-sgd" else {}
+        return {"learning_rate": (1e-4, 1e-2), "l2": PAPER_SPACE["l2"], "keep_prob": PAPER_SPACE["keep_prob"]} | start
+    return {"learning_rate": (1e-5, 1e-2), "l2": (1e-6, 1e-1), "keep_prob": PAPER_SPACE["keep_prob"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig:
+    """Everything that decides the result of a search; `train` holds what its trials have in common."""
+
+    train: TrainConfig
+    trials: int = 64
+    halvings: int = 3
+    """How often the worse half of the trials is stopped on the way, at 1/8, 1/4, 1/2 of the steps for three."""
+    sampler: Sampler = "random"
+    batch: int = 64
+    """Trials that a worker takes at once, and halves among themselves."""
+
+    def settings(self) -> dict[str, Any]:
+        """What all workers of a study must agree on, wherever each keeps its copy of the data."""
+        searched = space_of(self.train.structure.learner)
+        common: dict[str, Any] = self.train.to_json() | {"data": Path(self.train.data).name}
+        for part in ("structure", "hyper"):
+            common[part] = {name: value for name, value in common[part].items() if name not in searched}
+        return common | {name: getattr(self, name) for name in ("trials", "halvings", "sampler")}
+
+    def with_draw(self, draw: dict[str, float]) -> TrainConfig:
+        """The configuration of a run with these hyper-parameters."""
+        structure, hyper = split_draw(self.train.structure, self.train.hyper, draw)
+        return dataclasses.replace(self.train, structure=structure, hyper=hyper)
+
+
+def split_draw(structure: Structure, hyper: HyperParams, draw: dict[str, Any]) -> tuple[Structure, HyperParams]:
+    """A draw names hyper-parameters, or where step sizes start."""
+    own = {name: value for name, value in draw.items() if hasattr(hyper, name)}
+    rest = {name: value for name, value in draw.items() if name not in own}
+    return dataclasses.replace(structure, **rest), dataclasses.replace(hyper, **own)
+
+
+def rungs(steps: int, halvings: int, every: int) -> list[int]:
+    """The steps at which trials are compared, the last being the end: multiples of `every` where they can be."""
+    ends = [min(steps, max(1, round(steps / 2**k / every)) * every) for k in range(halvings, 0, -1)]
+    return sorted({*ends, steps})
+
+
+@dataclasses.dataclass
+class TrialBatch:
+    """Trials that are trained together; `states` has an entry for each that is still alive."""
+
+    claims: list[Claim]
+    alive: list[int]
+    rung: int
+    states: RunState
+
+    def save(self, path: Path) -> None:
+        header = {
+            "kind": "population",
+            "claims": [vars(claim) for claim in self.claims],
+            "alive": self.alive,
+            "rung": self.rung,
+        }
+        save_tree(path, self.states, header)
+
+
+@functools.cache
+def beginner(structure: Structure, hyper: HyperParams, clip: Clip) -> Callable[..., Any]:
+    """The start of many runs, each with its own draw and key."""
+
+    def begin(draw: dict[str, Any], key: PRNGKeyArray) -> RunState:
+        own, _ = split_draw(structure, hyper, draw)
+        return start_run(own.init(key), make_optimiser(clip))
+
+    return jax.jit(jax.vmap(begin))
+
+
+@dataclasses.dataclass
+class SearchProgress:
+    """Where a search stands."""
+
+    done: int
+    total: int
+    """Meta-steps of all trials, of this worker's batch."""
+    rung: int
+    rungs: int
+    alive: int
+    best: float
+
+
+class Search:
+    """One worker of a search."""
+
+    def __init__(self, config: SearchConfig, folder: Path, metaset: MetaSet, replicas: int | None = None):
+        self.config, self.folder = config, folder
+        train = config.train
+        rows = place_rows(metaset, fits_on_device(metaset.features.size))
+        training = Episodes.over(metaset.subset(train.train_on), train.way, train.shot, train.query, rows)
+        validation = Episodes.over(metaset.subset("val"), train.way, train.shot, None, rows)
+        self.training, self.validation = replicate((training, validation))
+        self.space = space_of(train.structure.learner)
+        self.ends = rungs(train.steps, config.halvings, train.validate_every)
+        widest = (4 if jax.default_backend() == "cpu" else 16) * jax.device_count() if replicas is None else replicas
+        self.replicas = replicas_for(min(widest, config.batch))
+        self.engine = choose_engine(train.structure.blank(), train.engine, replicas_per_device(self.replicas))
+        self.path = folder / "population.safetensors"
+        self._saved_at = time.monotonic()
+
+    def run(
+        self,
+        study: Study | None,
+        report: Callable[[SearchProgress], None] = lambda progress: None,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Train until every trial of the study has ended. Only the first host has a study; it tells the others."""
+        with stop_signals() as asked_to_stop:
+            while True:
+                batch = self.load() or self.next_batch(study)
+                if batch is not None:
+                    self.train(batch, study, report, asked_to_stop)
+                elif bool(broadcast(np.array(study is None or study.finished()))):
+                    return
+                else:  # the rest is with other workers: they finish it, or are lost and it comes back
+                    waiting()
+                    time.sleep(min(1.0, study.lost_after / 4) if study else 0)
+                    if any_host(bool(asked_to_stop)):
+                        raise Interrupted
+
+    def load(self) -> TrialBatch | None:
+        """The batch that this worker was training when it was stopped."""
+        if not self.path.is_file():
+            return None
+        header = read_header(self.path)
+        claims = [Claim(**claim) for claim in header["claims"]]
+        alive = header["alive"]
+        like = jax.eval_shape(lambda: self.start([claims[index] for index in alive]))
+        return TrialBatch(claims, alive, header["rung"], jax.tree.map(np.asarray, load_tree(self.path, like)))
+
+    def next_batch(self, study: Study | None) -> TrialBatch | None:
+        """New trials from the first host's study, for all hosts."""
+        names = list(self.space)
+        table = np.full((self.config.batch, 2 + len(names)), -1, np.float32)
+        if study is not None:
+            for row, claim in zip(table, study.claim(self.config.batch), strict=False):
+                row[:] = claim.number, claim.slot, *(claim.draw[name] for name in names)
+        claims = [
+            Claim(int(row[0]), int(row[1]), dict(zip(names, row[2:].tolist(), strict=True)))
+            for row in np.asarray(broadcast(table))
+            if row[0] >= 0
+        ]
+        return TrialBatch(claims, list(range(len(claims))), 0, self.start(claims)) if claims else None
+
+    def start(self, claims: list[Claim]) -> RunState:
+        train = self.config.train
+        draws = {name: jnp.array([claim.draw[name] for claim in claims], jnp.float32) for name in self.space}
+        keys = jnp.stack([self.keys(claim)[0] for claim in claims])
+        return beginner(train.structure, train.hyper, train.clip)(draws, keys)
+
+    def keys(self, claim: Claim) -> tuple[PRNGKeyArray, PRNGKeyArray, PRNGKeyArray]:
+        return split_run_key(jax.random.fold_in(jax.random.key(self.config.train.seed), claim.slot))
+
+    def train(
+        self, batch: TrialBatch, study: Study | None, report: Callable[[SearchProgress], None], asked_to_stop: list[int]
+    ) -> None:
+        """From rung to rung: train all that are alive, compare them, go on with the better half."""
+        batch.states = jax.tree.map(np.array, batch.states)  # on the host: any number of trials fits
+        while True:
+            end = self.ends[batch.rung]
+            for first in range(0, len(batch.alive), self.replicas):
+                self.train_to_rung(
+                    batch, range(first, min(first + self.replicas, len(batch.alive))), end, report, asked_to_stop
+                )
+            accuracy = batch.states.best_score.tolist()
+            order = sorted(range(len(accuracy)), key=lambda i: (-accuracy[i], batch.claims[batch.alive[i]].slot))
+            last = batch.rung == len(self.ends) - 1
+            kept = len(order) if last else -(-len(order) // 2)
+            self.save(batch)
+            if study is not None:
+                study.report({batch.claims[j].number: accuracy[i] for i, j in enumerate(batch.alive)}, end)
+                for i in order[:kept] if last else order[kept:]:
+                    state = TrialState.COMPLETE if last else TrialState.PRUNED
+                    study.tell(batch.claims[batch.alive[i]].number, state, accuracy[i] if last else None)
+            if last:
+                break
+            survivors = sorted(order[:kept])
+            batch.alive = [batch.alive[i] for i in survivors]
+            batch.states = jax.tree.map(lambda leaf, keep=survivors: leaf[keep], batch.states)
+            batch.rung += 1
+        if is_first_host():
+            self.path.unlink(missing_ok=True)
+        barrier("batch done")
+
+    def train_to_rung(
+        self,
+        batch: TrialBatch,
+        block: range,
+        end: int,
+        report: Callable[[SearchProgress], None],
+        asked_to_stop: list[int],
+    ) -> None:
+        """Train a block of trials, as many as there are replicas, to the end of the rung."""
+        train, every = self.config.train, self.config.train.validate_every
+        part = slice(block.start, block.stop)
+        step = int(batch.states.step[block.start])
+        if step >= end:
+            return
+        claims = [batch.claims[batch.alive[i]] for i in block]
+        draws = {name: jnp.array([claim.draw[name] for claim in claims], jnp.float32) for name in self.space}
+        _, hyper = split_draw(train.structure, train.hyper, draws)
+        hyper = jax.tree.map(lambda value: jnp.broadcast_to(jnp.float32(value), len(claims)), hyper)
+        keys = [self.keys(claim) for claim in claims]
+        states = jax.tree.map(lambda leaf: leaf[part], batch.states)
+        states, hyper, step_keys = shard_replicas((states, hyper, jnp.stack([key[1] for key in keys])), self.replicas)
+        validation_key, patience = replicate((keys[0][2], jnp.int32(2**31 - 1)))
+        validate = compile_validate(self.engine, self.replicas, train.validation_tasks)
+        while step < end:
+            num_steps = min(report_every(), every - step % every, end - step)
+            advance = compile_advance(self.engine, self.replicas, num_steps, train.meta_batch, train.clip)
+            states, _ = advance(states, hyper, step_keys, self.training)
+            step += num_steps
+            if step % every == 0 or step == end:
+                states, _ = validate(states, validation_key, self.validation, patience)
+            jax.block_until_ready(states)
+            stopping = any_host(bool(asked_to_stop))
+            due = jax.process_count() == 1 and time.monotonic() - self._saved_at > SAVE_SECONDS
+            if stopping or due or step == end:
+                put_back(batch.states, part, gather_to_host(states, len(claims)))
+            if stopping or due:
+                self.save(batch)
+            report(self.progress(batch, block, step))
+            if stopping:
+                raise Interrupted
+
+    def save(self, batch: TrialBatch) -> None:
+        if is_first_host():
+            batch.save(self.path)
+        self._saved_at = time.monotonic()
+
+    def progress(self, batch: TrialBatch, block: range, step: int) -> SearchProgress:
+        total = done = 0
+        before, left = 0, len(batch.claims)
+        for rung, end in enumerate(self.ends):
+            total += left * (end - before)
+            if rung < batch.rung:
+                done += left * (end - before)
+            elif rung == batch.rung:
+                reached = [step if i in block else int(at) for i, at in enumerate(batch.states.step)]
+                done += sum(reached) - left * before
+            before, left = end, -(-left // 2)
+        best = float(batch.states.best_score.max())
+        return SearchProgress(done, total, batch.rung, len(self.ends), len(batch.alive), best)
+
+
+def put_back(whole: PyTree, part: slice, values: PyTree) -> None:
+    """In place: some runs of a population on the host."""
+    for leaf, value in zip(jax.tree.leaves(whole), jax.tree.leaves(values), strict=True):
+        leaf[part] = value
+
+
+def trial_records(study: Study) -> list[dict[str, Any]]:
+    """A record per trial: those that came furthest first, the best of them at the top."""
+
+    def row(trial: FrozenTrial) -> dict[str, Any]:
+        return {
+            "trial": trial.user_attrs["slot"],
+            "accuracy": round(max(trial.intermediate_values.values(), default=float("nan")), 6),
+            "steps": max(trial.intermediate_values, default=0),
+            "accuracy_at": {str(step): round(value, 6) for step, value in sorted(trial.intermediate_values.items())},
+            "draw": {name: float(f"{value:.6g}") for name, value in trial.params.items()},
+        }
+
+    rows = [row(trial) for trial in study.trials() if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+    return sorted(rows, key=lambda row: (-row["steps"], -row["accuracy"], row["trial"]))
+
+
+def write_results(config: SearchConfig, folder: Path, rows: list[dict[str, Any]]) -> TrainConfig:
+    """The table of trials, and the configuration with the best draw."""
+    write_text(folder / "trials.json", json.dumps(rows, indent=1) + "\n")
+    best = config.with_draw(rows[0]["draw"])
+    write_text(folder / "best.json", json.dumps(best.to_json(), indent=2) + "\n")
+    return best
+
+
+def importances(config: SearchConfig, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The share of each hyper-parameter in what makes trials differ (fANOVA), at the first rung, which all reached."""
+    import optuna
+    from optuna.distributions import FloatDistribution
+
+    space = space_of(config.train.structure.learner)
+    distributions: dict[str, Any] = {name: FloatDistribution(*ends, log=True) for name, ends in space.items()}
+    study = optuna.create_study(direction="maximize")
+    for row in rows:
+        draw = {name: float(np.clip(row["draw"][name], *ends)) for name, ends in space.items()}
+        first = next(iter(row["accuracy_at"].values()))
+        study.add_trial(optuna.trial.create_trial(params=draw, distributions=distributions, value=first))
+    if len({trial.value for trial in study.get_trials(deepcopy=False)}) < 4:
+        return {}
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+    return optuna.importance.get_param_importances(study, evaluator=evaluator)

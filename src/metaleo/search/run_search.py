@@ -1,0 +1,91 @@
+"""A search from its start, or from where it was stopped, to its results."""
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from optuna.exceptions import StorageInternalError
+from sqlalchemy.exc import SQLAlchemyError
+
+from metaleo._io.files import locked
+from metaleo._io.progress import Progress
+from metaleo._jax.devices import barrier, is_first_host
+from metaleo.config.schema import TrainConfig
+from metaleo.data.metaset import MetaSet
+from metaleo.errors import BadInput, Interrupted
+from metaleo.plotting.figures import plot_search
+from metaleo.search.random_search import (
+    Search,
+    SearchConfig,
+    SearchProgress,
+    importances,
+    trial_records,
+    write_results,
+)
+from metaleo.search.study import Study
+
+
+def run_search(
+    config: SearchConfig,
+    folder: Path,
+    metaset: MetaSet,
+    progress: Progress,
+    *,
+    storage: str | None = None,
+    name: str | None = None,
+    lost_after: float = 60.0,
+    replicas: int | None = None,
+) -> tuple[list[dict[str, Any]], TrainConfig]:
+    """Search until all trials have ended: the trials, best first, and the configuration with the best draw.
+
+    Several workers may share a study: `storage` is the URL of its database, `name` its name there. `replicas` trials
+    are trained at a time.
+    """
+    train = config.train
+    title = f"{train.structure.learner}, {train.way}-way {train.shot}-shot"
+    worker = Search(config, folder, metaset, replicas)  # bad data says so before the folder is touched
+    with contextlib.ExitStack() as stack:
+        study = None
+        if is_first_host():
+            folder.mkdir(parents=True, exist_ok=True)
+            study = Study(
+                storage or f"sqlite:///{folder / 'study.db'}",
+                name or f"{train.structure.learner}-{train.way}way-{train.shot}shot",
+                worker.space,
+                config.settings(),
+                slots=config.trials,
+                sampler=config.sampler,
+                seed=train.seed,
+                worker=stack.enter_context(locked(folder)),
+                lost_after=lost_after,
+            )
+            stack.enter_context(study.heartbeat())
+        bar = stack.enter_context(progress.bar("search", None, "compiling …"))
+        clock = [time.monotonic(), 0]
+
+        def report(now: SearchProgress) -> None:
+            elapsed = time.monotonic() - clock[0]
+            speed = (now.done - clock[1]) / elapsed if now.done > clock[1] else 0
+            clock[:] = time.monotonic(), now.done
+            note = f"{speed:,.0f} steps/s · rung {now.rung + 1}/{now.rungs}, {now.alive} trials"
+            if now.best > 0:
+                note += f" · best {100 * now.best:.2f} %"
+            bar(now.done, total=now.total, note=note)
+
+        try:
+            worker.run(study, report, lambda: bar(note="waiting for other workers"))
+        except Interrupted:
+            progress.say("stopped and saved; run the same command again to go on")
+            raise
+        except (SQLAlchemyError, StorageInternalError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise BadInput(f"lost the database of the study: {reason}; run the same command again to go on") from error
+        if study is not None:
+            trials = trial_records(study)
+            write_results(config, folder, trials)
+            plot_search(folder / "search.png", trials, worker.space, importances(config, trials), title)
+    barrier("search done")
+    trials = json.loads((folder / "trials.json").read_text(encoding="utf-8"))
+    return trials, TrainConfig.read(folder / "best.json")

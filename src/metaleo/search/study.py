@@ -1,0 +1,260 @@
+"""Optuna studies: who tries what, kept in a database that several workers may share.
+
+A study has a fixed number of slots, one for each trial that it will end with. A worker claims slots, trains them
+and tells the results. When it dies, its trials fail, and their slots are claimed again by whoever is left, or by the
+worker itself when it is started again. The oldest trial of a slot counts, so that none is lost and none is doubled.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import optuna
+import sqlalchemy
+from optuna.distributions import FloatDistribution
+from optuna.exceptions import StorageInternalError
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
+
+from metaleo.errors import BadInput
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would announce every trial
+
+Space = Mapping[str, tuple[float, float]]
+"""Log-uniform ranges by name."""
+Sampler = Literal["random", "tpe"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A trial that this worker is to train. Its slot decides its randomness."""
+
+    number: int
+    slot: int
+    draw: dict[str, float]
+
+
+class SlotSampler(BaseSampler):
+    """Random search: the draw of a slot depends on the seed and the slot alone, whoever asks and whenever."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def infer_relative_search_space(self, study: Any, trial: FrozenTrial) -> dict[str, Any]:
+        return {}
+
+    def sample_relative(self, study: Any, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(self, study: Any, trial: FrozenTrial, param_name: str, param_distribution: Any) -> float:
+        random = np.random.default_rng([self.seed, max(0, slot_of(trial)), zlib.crc32(param_name.encode())])
+        low, high = np.log(param_distribution.low), np.log(param_distribution.high)
+        return float(np.clip(np.exp(random.uniform(low, high)), param_distribution.low, param_distribution.high))
+
+
+def slot_of(trial: FrozenTrial) -> int:
+    """-1 for a trial that Optuna made because another worker had taken the last one waiting; it fails at once."""
+    return trial.user_attrs.get("slot", -1)
+
+
+class Study:
+    """The trials of one search, as one worker sees them."""
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        space: Space,
+        settings: dict[str, Any],
+        *,
+        slots: int,
+        sampler: Sampler,
+        seed: int,
+        worker: str,
+        lost_after: float,
+    ):
+        self.url, self.slots, self.sampler, self.seed = url, slots, sampler, seed
+        self.worker, self.lost_after = worker, lost_after
+        self.distributions: dict[str, Any] = {
+            name: FloatDistribution(low, high, log=True) for name, (low, high) in space.items()
+        }
+        self.study, self.storage = open_study(url, name)
+        self.agree({"space": {name: list(ends) for name, ends in space.items()}, **settings})
+
+    def agree(self, settings: dict[str, Any]) -> None:
+        """Write down what this study is about, or check that it is about the same."""
+        settings = json.loads(json.dumps(settings))
+        known = self.study.user_attrs.get("settings")
+        if known is None:
+            if self.study.get_trials(deepcopy=False):
+                raise BadInput(f"study {self.study.study_name} is not one of Metaleo's; choose another `study`")
+            self.study.set_user_attr("settings", settings)
+            known = settings
+        if known.get("space") != settings["space"]:
+            raise BadInput(
+                f"study {self.study.study_name} has another search space ({describe(known.get('space', {}))}; "
+                f"now {describe(settings['space'])}): choose another `study` or `out`"
+            )
+        for name, value in settings.items():
+            if known.get(name) != value:
+                raise BadInput(
+                    f"study {self.study.study_name} was started with {name} {known.get(name)}, not {value}: "
+                    "choose another `study` or `out`"
+                )
+
+    def trials(self) -> list[FrozenTrial]:
+        """The trial that counts for each slot: the oldest that has not failed."""
+        counts: dict[int, FrozenTrial] = {}
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.state != TrialState.FAIL and slot_of(trial) >= 0:
+                counts.setdefault(slot_of(trial), trial)
+        return [counts[slot] for slot in sorted(counts)]
+
+    def finished(self) -> bool:
+        trials = self.trials()
+        return len(trials) == self.slots and all(trial.state.is_finished() for trial in trials)
+
+    def claim(self, want: int) -> list[Claim]:
+        """Up to `want` trials: those that this worker had before it was killed, then new ones."""
+        claims = [self.as_claim(t) for t in self.trials() if t.state == TrialState.RUNNING and self.is_mine(t)]
+        with one_at_a_time(self.url):
+            self.end_lost()
+            while len(claims) < want and (offered := self.offer(want - len(claims))):
+                asked = [self.ask() for _ in range(offered)]
+                counting = {trial.number: trial for trial in self.trials()}
+                for number in asked:
+                    if number in counting:
+                        claims.append(self.as_claim(counting[number]))
+                    else:  # another worker has offered the same slot at the same moment, or has taken this one's
+                        self.tell(number, TrialState.FAIL)
+        return claims
+
+    def offer(self, want: int) -> int:
+        """See to it that up to `want` trials wait to be asked for; returns how many."""
+        trials = self.trials()
+        waiting = sum(trial.state == TrialState.WAITING for trial in trials)
+        taken = {slot_of(trial) for trial in trials}
+        tried = {slot_of(trial): trial.params for trial in self.study.get_trials(deepcopy=False)}
+        missing = [slot for slot in range(self.slots) if slot not in taken][: max(0, want - waiting)]
+        for slot in missing:  # a draw that was lost is tried again
+            self.study.enqueue_trial(tried.get(slot, {}), user_attrs={"slot": slot})
+        return min(want, waiting + len(missing))
+
+    def ask(self) -> int:
+        """A trial with its draw, marked as this worker's."""
+        if self.sampler == "tpe":
+            before = sum(trial.state != TrialState.WAITING for trial in self.study.get_trials(deepcopy=False))
+            self.study.sampler = TPESampler(seed=self.seed * 100_003 + before, n_startup_trials=16)
+        else:
+            self.study.sampler = SlotSampler(self.seed)
+        trial = self.study.ask(self.distributions)
+        trial.set_user_attr("worker", self.worker)
+        return trial.number
+
+    def end_lost(self) -> None:
+        """End the trials of workers that have fallen silent: their slots are free again."""
+        time_now, beats = now(), self.study.user_attrs
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.state != TrialState.RUNNING or self.is_mine(trial):
+                continue
+            started = trial.datetime_start.timestamp() if trial.datetime_start else time_now
+            if time_now - beats.get(f"worker {trial.user_attrs.get('worker')}", started) > self.lost_after:
+                self.tell(trial.number, TrialState.FAIL)
+
+    def is_mine(self, trial: FrozenTrial) -> bool:
+        return trial.user_attrs.get("worker") == self.worker
+
+    def as_claim(self, trial: FrozenTrial) -> Claim:
+        return Claim(trial.number, slot_of(trial), dict(trial.params))
+
+    def report(self, accuracies: Mapping[int, float], step: int) -> None:
+        """Intermediate results of trials, by number."""
+        trials = {trial.number: trial for trial in self.study.get_trials(deepcopy=False)}
+        for number, accuracy in accuracies.items():
+            if not trials[number].state.is_finished():
+                with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+                    self.storage.set_trial_intermediate_value(trials[number]._trial_id, step, accuracy)
+
+    def tell(self, number: int, state: TrialState, accuracy: float | None = None) -> None:
+        """The end of a trial; once it has ended, in whatever way, nothing changes it."""
+        with contextlib.suppress(ValueError, RuntimeError):  # Optuna: the trial has already finished
+            self.study.tell(number, accuracy, state, skip_if_finished=True)
+
+    def beat(self) -> None:
+        self.study.set_user_attr(f"worker {self.worker}", now())
+
+    @contextlib.contextmanager
+    def heartbeat(self) -> Iterator[None]:
+        """Says every few seconds that this worker lives, also while it compiles."""
+        over = threading.Event()
+
+        def keep_beating() -> None:
+            while not over.wait(self.lost_after / 4):
+                with contextlib.suppress(SQLAlchemyError):  # the next one may get through
+                    self.beat()
+
+        self.beat()
+        thread = threading.Thread(target=keep_beating, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def now() -> float:
+    """Seconds by the clock that workers of several machines share."""
+    return time.time()
+
+
+@contextlib.contextmanager
+def one_at_a_time(url: str) -> Iterator[None]:
+    """Optuna hands a waiting trial to one worker only by locking its row, which SQLite cannot: lock a file there."""
+    database = sqlalchemy.make_url(url)
+    if database.get_backend_name() != "sqlite" or not database.database:
+        yield
+        return
+    with open(f"{database.database}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def open_study(url: str, name: str) -> tuple[optuna.Study, RDBStorage]:
+    """The study of this name in a database, made if it is new."""
+    shown = url
+    try:
+        shown = sqlalchemy.make_url(url).render_as_string(hide_password=True)
+        timeout = {"connect_timeout": 10} if url.startswith(("postgresql", "mysql")) else {}
+        storage = open_storage(url, {"connect_args": timeout})
+        study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
+        return study, storage
+    except ArgumentError as error:
+        raise BadInput(f"storage={url} is not a database URL such as postgresql://user@host/name") from error
+    except ImportError as error:
+        raise BadInput(f"storage={shown} needs a driver: {error.__cause__ or error}") from error
+    except SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        raise BadInput(f"cannot reach the database {shown}: {reason}") from error
+
+
+def open_storage(url: str, engine: dict[str, Any]) -> RDBStorage:
+    """Optuna's tables in a database, made if there are none; another worker may be making them at this moment."""
+    for _ in range(10):
+        with contextlib.suppress(IntegrityError, ProgrammingError, StorageInternalError):
+            return RDBStorage(url, engine_kwargs=engine)
+        time.sleep(0.5)
+    return RDBStorage(url, engine_kwargs=engine)
+
+
+def describe(space: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {ends[0]:g}-{ends[1]:g}" for name, ends in space.items())

@@ -1,0 +1,97 @@
+"""The models that are served: found once, at the start."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaleo.checkpoints import BUILTIN_MODELS, TrainedModel, load_cached, model_paths
+from metaleo.data.feature_files import BUILTIN
+from metaleo.errors import BadInput
+from metaleo.estimators.examples import embed_images, side_of
+from metaleo.features.backbone_files import BUILTIN_BACKBONES, load_backbone
+from metaleo.features.drawings import rasterise
+from metaleo.features.embed import Views
+from metaleo.serve.api import Kind, ModelCard
+from metaleo.serve.function_stages import function_model
+
+SAMPLES = {"miniimagenet": "sample", "intents": "intents"}
+"""Rows inside this package that a model is for."""
+Embed = Callable[[Sequence[Any]], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A model, what it is for, and how it sees drawings if it does."""
+
+    name: str
+    kind: Kind
+    model: TrainedModel
+    embed: Embed | None = None
+
+    @property
+    def sample(self) -> str | None:
+        """Rows of its kind inside this package, by name."""
+        source = SAMPLES.get(self.name) or self.model.header.get("config", {}).get("data")
+        return source if self.kind == "vectors" and source in BUILTIN else None
+
+    def card(self) -> ModelCard:
+        structure, header = self.model.structure, self.model.header
+        return ModelCard(
+            name=self.name,
+            kind=self.kind,
+            learner=structure.learner,
+            dim=structure.dim,
+            way=None if self.kind == "functions" else structure.way,
+            shot=header.get("config", {}).get("shot"),
+            classes=len(header.get("classes", [])),
+            example=self.sample is not None,
+        )
+
+    def rows(self, examples: list[list[float]] | None, drawings: Sequence[Any] | None) -> np.ndarray:
+        """What the model is to see, [example, dim]."""
+        if drawings is not None:
+            if self.embed is None:
+                raise BadInput(f"{self.name} takes rows of numbers as examples, not drawings")
+            return self.embed(drawings)
+        assert examples is not None  # a request has either
+        if self.embed is not None:
+            raise BadInput(f"{self.name} takes drawings, not examples")
+        dim = self.model.structure.dim
+        for index, row in enumerate(examples):
+            if len(row) != dim:
+                raise BadInput(f"examples.{index} has {len(row)} numbers; {self.name} takes rows of {dim}")
+        return np.asarray(examples, np.float32).reshape(-1, dim)
+
+
+def load_served_models(more: Sequence[Path] = ()) -> dict[str, ServedModel]:
+    """The models of this package, and those of run folders and model files, by name."""
+    models = {name: serve_model(name, Path(name)) for name in BUILTIN_MODELS}
+    for path in more:
+        name = (
+            path.resolve().parent.name if path.name == "model.safetensors" else path.name.removesuffix(".safetensors")
+        )
+        if name in models:
+            raise BadInput(f"two models are called {name}; copy {path} to another name")
+        models[name] = serve_model(name, path)
+    return models
+
+
+def serve_model(name: str, path: Path) -> ServedModel:
+    file = model_paths(path)[0]
+    model = load_cached(file, file.stat().st_mtime_ns)
+    if model.structure.noise is not None:
+        function_model(model.learner)
+        return ServedModel(name, "functions", model)
+    network = model.header.get("network")
+    if network in BUILTIN_BACKBONES:
+        return ServedModel(name, "drawings", model, drawing_embedder(network, model.header.get("views", "centre")))
+    return ServedModel(name, "vectors", model)
+
+
+def drawing_embedder(network: str, views: Views) -> Embed:
+    file = load_backbone(Path(network))
+    side = side_of(file)
+    return lambda drawings: embed_images(np.stack([rasterise(strokes, side) for strokes in drawings]), file, views)

@@ -1,0 +1,1 @@
+"""Meta-training: the outer loop, many runs side by side, and run folders."""

@@ -1,0 +1,300 @@
+"""Training runs: a folder whose run can be watched, stopped, killed and resumed without a trace in its result.
+
+RUN/config.json          everything that decides the result
+RUN/metrics.jsonl        a line per report and seed
+RUN/state.safetensors    all that is needed to go on
+RUN/model.safetensors    the best learner so far (model-<seed>.safetensors with several seeds)
+RUN/curves.png           accuracy over meta-steps
+"""
+
+import dataclasses
+import json
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from metaleo._io.files import load_tree, read_header, save_tree, write_text
+from metaleo._io.progress import Progress
+from metaleo._io.run_log import MetricsLog, Record, claim_run_folder, finite_or_none, stop_signals
+from metaleo._jax.devices import any_host, barrier, fits_on_device, is_first_host, replicate
+from metaleo.checkpoints import save_model
+from metaleo.config.schema import TrainConfig
+from metaleo.data.feature_files import load_data
+from metaleo.data.metaset import MetaSet
+from metaleo.engines import AUTO, all_engines, choose_engine
+from metaleo.errors import BadInput, Interrupted
+from metaleo.evaluation.calibration import calibrate_model
+from metaleo.features.backbone_files import load_backbone
+from metaleo.learners.joint import Joint, Tail
+from metaleo.tasks import PROBLEMS
+from metaleo.tasks.episodes import Episodes, place_rows
+from metaleo.training.meta_train import RunState, make_optimiser, split_run_key, start_run
+from metaleo.training.population import (
+    compile_advance,
+    compile_validate,
+    gather_to_host,
+    replicas_for,
+    replicas_per_device,
+    report_every,
+    shard_replicas,
+)
+
+SAVE_SECONDS = 2.0
+"""Least time between two saves of the state."""
+OLD_LEAF_NAMES = {"best_score": "best_merit"}
+"""What version 0.1 called them in state.safetensors."""
+MOST_SKIPPED_IN_A_ROW = 100
+"""Non-finite meta-gradients in a row after which a run gives up."""
+
+
+def create_run_folder(folder: Path, config: TrainConfig, overwrite: bool) -> None:
+    """Claim a folder for a new run, and write down its configuration."""
+    if is_first_host():
+        claim_run_folder(folder, config.to_json(), overwrite)
+
+
+def resume_config(folder: Path, steps: int | None) -> TrainConfig:
+    """The configuration of the run in a folder; it may be given more steps than it was started with."""
+    config_path = folder / "config.json"
+    if not config_path.is_file():
+        raise BadInput(f"nothing to resume: {folder} has no config.json")
+    config = TrainConfig.read(config_path)
+    if config.engine not in (AUTO, *all_engines()):
+        warnings.warn(f"{folder} was begun with the engine {config.engine}, which is not installed here", stacklevel=2)
+        config = dataclasses.replace(config, engine=AUTO)
+    if steps is not None and steps != config.steps:
+        if config.decay:
+            raise BadInput(
+                f"the learning rate of {folder} falls to zero over its {config.steps:,} steps; for another number of "
+                "steps, start a new run"
+            )
+        config = dataclasses.replace(config, steps=steps)
+        if is_first_host():
+            write_text(config_path, json.dumps(config.to_json(), indent=2) + "\n")
+    return config
+
+
+class TrainingRun:
+    """One run of `config.seeds` seeds, trained side by side."""
+
+    def __init__(self, config: TrainConfig, folder: Path, metaset: MetaSet | None = None):
+        self.config, self.folder = config, folder
+        self.class_names: tuple[str, ...] = ()
+        if config.data in PROBLEMS:
+            tasks = PROBLEMS[config.data](config.shot, config.query)
+            training, validation = tasks, tasks  # an endless stream, from keys of their own
+        else:
+            metaset = load_data(config.data) if metaset is None else metaset
+            training, validation = self.episodes(metaset)
+            self.class_names = metaset.subset(config.train_on).class_names
+        self.training, self.validation = replicate((training, validation))
+        self.seeds = range(config.seed, config.seed + config.seeds)
+        self.replicas = replicas_for(config.seeds)
+        self.engine = choose_engine(config.structure.blank(), config.engine, replicas_per_device(self.replicas))
+        hyper = jax.tree.map(lambda value: jnp.full(config.seeds, value, jnp.float32), config.hyper)
+        keys = [split_run_key(jax.random.key(seed)) for seed in self.seeds]
+        self.init_keys = jnp.stack([key[0] for key in keys])
+        self.hyper, self.step_keys = shard_replicas((hyper, jnp.stack([key[1] for key in keys])), self.replicas)
+        patience = jnp.int32(config.patience * config.validate_every)
+        self.validation_key, self.patience = replicate((keys[0][2], patience))
+        self._saved_at = 0.0
+        self.steps_per_second = 0.0
+        """Of the last few meta-steps, of all seeds together, without validation."""
+
+    def episodes(self, metaset: MetaSet) -> tuple[Episodes, Episodes]:
+        """Tasks to learn from, and tasks to validate on."""
+        config = self.config
+        if metaset.dim != config.structure.dim:
+            raise BadInput(f"{config.data} has {metaset.dim} features, the run was made for {config.structure.dim}")
+        if metaset.subset(config.train_on).counts.size == 0:
+            raise BadInput(f"{config.data} has no {config.train_on} classes: `split` marks them")
+        rows = place_rows(metaset, fits_on_device(metaset.features.size), normalised=config.structure.normalised)
+        training = Episodes.over(metaset.subset(config.train_on), config.way, config.shot, config.query, rows)
+        return training, Episodes.over(metaset.subset("val"), config.way, config.shot, None, rows)
+
+    def check_classes(self) -> None:
+        """Refuse to go on with other training classes than the run began with: a file may change under its name."""
+        for path in self.folder.glob("model*.safetensors"):
+            before = tuple(read_header(path).get("classes", ()))
+            if before != self.class_names:
+                raise BadInput(
+                    f"{self.config.data} has other training classes than when {self.folder} was begun "
+                    f"({len(self.class_names)} instead of {len(before)}, or other ones); start a new run"
+                )
+
+    def start(self) -> RunState:
+        """The state before the first step; a tail starts from its network."""
+        joint = self.config.joint
+        return self.begin(None if joint is None else Tail.of(load_backbone(Path(joint))))
+
+    def begin(self, tail: Tail | None) -> RunState:
+        def begin_one(key):
+            learner = self.config.structure.init(key)
+            if isinstance(learner, Joint) and tail is not None:
+                learner = Joint(tail, learner.learner)
+            return start_run(learner, make_optimiser(self.config.clip))
+
+        return jax.jit(jax.vmap(begin_one))(self.init_keys)
+
+    def load(self) -> RunState:
+        """The last saved state, or the start if there is none yet."""
+        path = self.folder / "state.safetensors"
+        like = jax.eval_shape(self.begin, None)
+        return load_tree(path, like, OLD_LEAF_NAMES) if path.is_file() else self.start()
+
+    def save(self, state: RunState) -> None:
+        save_tree(self.folder / "state.safetensors", state, {"kind": "state"})
+        self._saved_at = time.monotonic()
+
+    def save_models(self, state: RunState) -> None:
+        """The best learner of each seed, once there is one."""
+        for index, seed in enumerate(self.seeds):
+            if not np.isfinite(state.best_score[index]):
+                continue
+            score = {name: float(value) for name, value in self.named_score(state.best_score[index]).items()}
+            header = {
+                "config": self.config.to_json(),
+                "engine": self.engine.name,
+                "seed": seed,
+                "step": int(state.best_step[index]),
+                **score,
+                "classes": self.class_names,
+            }
+            learner = jax.tree.map(lambda leaf, i=index: leaf[i], state.best)
+            save_model(self.folder / self.model_name(seed), learner, self.config.structure, header)
+
+    def named_score(self, value: Any) -> dict[str, Any]:
+        """A validation score as it is written down: an accuracy, or without classes a loss."""
+        return {"validation_loss": -value} if self.config.data in PROBLEMS else {"validation_accuracy": value}
+
+    def model_name(self, seed: int) -> str:
+        return "model.safetensors" if len(self.seeds) == 1 else f"model-{seed}.safetensors"
+
+    def train(self, report: Callable[[list[Record]], None]) -> RunState:
+        """Go on from the last saved state to the end; `report` hears of every few steps, a record per seed."""
+        config, runs = self.config, self.config.seeds
+        state = self.load()
+        step, stopped = int(state.step.max()), np.array(state.stopped)
+        log = MetricsLog(self.folder / "metrics.jsonl", step)
+        if is_first_host():
+            self.save_models(state)
+        state = shard_replicas(state, self.replicas)
+        with stop_signals() as asked_to_stop:
+            while step < config.steps and not stopped.all():
+                every = config.validate_every
+                num_steps = min(report_every(), every - step % every, config.steps - step)
+                decay_over = config.steps if config.decay else None
+                advance = compile_advance(
+                    self.engine, self.replicas, num_steps, config.meta_batch, config.clip, decay_over
+                )
+                begin = time.monotonic()
+                state, info = advance(state, self.hyper, self.step_keys, self.training)
+                jax.block_until_ready(info)
+                self.steps_per_second = runs * num_steps / (time.monotonic() - begin)
+                step += num_steps
+                validated = step % every == 0 or step == config.steps
+                if validated:
+                    validate = compile_validate(self.engine, self.replicas, config.validation_tasks)
+                    state, score = validate(state, self.validation_key, self.validation, self.patience)
+                    info = info | self.named_score(score)
+                seen = (info, state.step, state.stopped, state.skipped, state.skipped_in_a_row)
+                info, steps, now_stopped, skipped, in_a_row = gather_to_host(seen, runs)
+                records = self.records(info, steps, skipped, stopped)
+                stopped = now_stopped
+                log.write(records)
+                stopping = any_host(bool(asked_to_stop))  # a signal after this line waits for the next save
+                # hosts save together, and their clocks differ
+                due = jax.process_count() == 1 and time.monotonic() - self._saved_at > SAVE_SECONDS
+                if validated or stopping or due:
+                    reached = gather_to_host(state, runs)
+                    if is_first_host():
+                        self.save(reached)
+                        if validated:
+                            self.save_models(reached)
+                report(records)
+                if int(in_a_row.max()) >= MOST_SKIPPED_IN_A_ROW:
+                    raise BadInput(
+                        f"the last {MOST_SKIPPED_IN_A_ROW} meta-gradients were NaN or Inf (by step {step}); the "
+                        "weights are intact, but nothing is learned any more: lower `learning_rate` or check the data"
+                    )
+                if stopping:
+                    raise Interrupted
+        barrier("end of training")
+        return gather_to_host(state, runs)
+
+    def calibrate(self, state: RunState) -> None:
+        """Give the models of a finished run their temperatures, learned on tasks of validation classes."""
+        seen = "val" in self.config.train_on  # classes that were trained on would make a model look too sure
+        if not isinstance(self.validation, Episodes) or seen or not is_first_host():
+            return
+        for seed, score in zip(self.seeds, state.best_score, strict=True):
+            if np.isfinite(score):
+                calibrate_model(self.folder / self.model_name(seed), self.validation)
+
+    def records(
+        self, info: dict[str, np.ndarray], steps: np.ndarray, skipped: np.ndarray, stopped: np.ndarray
+    ) -> list[Record]:
+        """What is worth writing down, for each seed that was still running."""
+        rows = []
+        for index, seed in enumerate(self.seeds):
+            if not stopped[index]:
+                values = {name: finite_or_none(value[index]) for name, value in info.items()}
+                rows.append({"step": int(steps[index]), "seed": seed, **values, "skipped": int(skipped[index])})
+        return rows
+
+
+def train_with_progress(run: TrainingRun, name: str, progress: Progress, how_to_resume: str) -> RunState:
+    """Train to the end; `progress` hears of speed, accuracy (or loss) on training tasks, and the best on validation
+    tasks so far. Whoever interrupts it is told how to resume."""
+    best: dict[int, dict[str, float]] = {}
+    with progress.bar(name, run.config.steps, "compiling …") as bar:
+
+        def report(records: list[Record]) -> None:
+            for record in records:
+                own = {name: record[name] for name in VALIDATION_SCORES if record.get(name) is not None}
+                if own:
+                    best[record["seed"]] = better_score(best.get(record["seed"], own), own)
+            bar(records[0]["step"], note=describe_progress(records, run.steps_per_second, list(best.values())))
+
+        try:
+            state = run.train(report)
+        except Interrupted:
+            progress.say(f"stopped and saved; {how_to_resume}")
+            raise
+        reached = int(state.step.max())
+        bar(reached, total=reached)
+    return state
+
+
+VALIDATION_SCORES = ("validation_accuracy", "validation_loss")
+
+
+def describe_progress(records: list[Record], steps_per_second: float, best: list[dict[str, float]]) -> str:
+    """One line for people."""
+    training = {name: records[0][name] for name in ("query_accuracy", "query_loss") if records[0].get(name) is not None}
+    name = next(iter(training), None)
+    note = f"{steps_per_second:,.0f} steps/s"
+    if name is not None:
+        note += f" · train {name.removeprefix('query_')} {format_score({name: training[name]}, 1)}"
+    if best:
+        note += " · val " + ", ".join(format_score(score, 1) for score in best)
+    if any(record["skipped"] for record in records):
+        note += f" · {max(record['skipped'] for record in records)} steps skipped (NaN)"
+    return note
+
+
+def format_score(score: dict[str, float], digits: int = 2) -> str:
+    """An accuracy in per cent, or a loss as it is."""
+    ((name, value),) = score.items()
+    return f"{100 * value:.{digits}f} %" if name.endswith("accuracy") else f"{value:.{digits + 1}f}"
+
+
+def better_score(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    choose = max if "validation_accuracy" in one else min
+    return choose(one, other, key=lambda score: next(iter(score.values())))
