@@ -83,7 +83,7 @@ def main() -> None:
         "device": device, "cores": len(os.sched_getaffinity(0)), "jax": jax_version,
         "python": platform.python_version(), "repeats": flags.repeats,
         "help_seconds": seconds([*METALEO, "--help"], flags.repeats),
-        "import_seconds": seconds([sys.executable, "-c", "import metaleo.runs"], flags.repeats),
+        "import_seconds": seconds([sys.executable, "-c", "import metaleo.training.run"], flags.repeats),
         "first_report": [measure(["--shot", str(shot), *others], flags.repeats) for shot in flags.shots],
     }  # fmt: skip
     print(json.dumps(result, indent=2))

@@ -172,7 +172,7 @@ def test_other_networks_train_and_are_tested(here, capsys, network):
     capsys.readouterr()
     if "task" in network:
         said = fails(capsys, "evaluate", "run", "--way", "4")
-        assert "one code for all 3 classes; --way cannot be 4" in said
+        assert "one code for all 3 classes; --way 4 is not possible" in said
     main(["evaluate", "run", "--tasks", "6", "--json"])
     assert 0 <= json.loads(capsys.readouterr().out)["models"][0]["accuracy"] <= 1
 

@@ -15,7 +15,7 @@ from helpers.small import close
 from metaleo.engines import all_engines
 from metaleo.learners.base import HyperParams, query_loss_and_metrics
 from metaleo.learners.leo import LEO
-from metaleo.learners.leo_parts import Noise
+from metaleo.learners.leo_noise import Noise
 from metaleo.losses import encoder_penalty, l2, orthogonality
 from metaleo.nn.encoder_decoder import Decoder, Encoder, RelationNet
 from metaleo.nn.heads import linear_network

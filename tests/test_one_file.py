@@ -34,7 +34,7 @@ from metaleo.config.presets import PRESETS
 from metaleo.config.schema import TrainConfig
 from metaleo.learners import NearestCentroid
 from metaleo.learners.base import QUERY
-from metaleo.learners.leo_parts import draw_noise
+from metaleo.learners.leo_noise import draw_noise
 from metaleo.learners.registry import Structure
 from metaleo.tasks import Batch, Task
 from metaleo.tasks.task import normalise

@@ -22,7 +22,7 @@ from helpers.small import (
 from metaleo.inner_loop import descend
 from metaleo.learners import LEO
 from metaleo.learners.base import query_loss_and_metrics
-from metaleo.learners.leo_parts import Noise, draw_noise
+from metaleo.learners.leo_noise import Noise, draw_noise
 from metaleo.losses import encoder_penalty, orthogonality, query_loss, support_loss
 from metaleo.nn.encoder_decoder import Gaussian, RelationNet
 from metaleo.tasks import Batch, Episodes

@@ -184,6 +184,20 @@ def startup(run, _):
 # Tools
 
 
+@case("tools/make_api_page.py")
+def api_page(run, folder):
+    run("--out api.md")
+    assert "::: metaleo.learners.leo.LEO\n" in (folder / "api.md").read_text("utf-8")
+
+
+@case("tools/files_on_the_path.py")
+def files_on_the_path(run, folder):
+    """A third fewer than before there were rooms: 19."""
+    found = json.loads(run("fit"))
+    assert "learners/leo.py" in found["files"]
+    assert found["count"] <= 12
+
+
 @case("tools/embed_model.py")
 def embed_model(run, folder):
     model = make_model(header={"config": {"data": "/of/someone/features.npz"}})
@@ -257,7 +271,7 @@ def make_omniglot_sample(run, folder):
                 (character / f"{drawer:02}.png").hardlink_to(folder / "drawing.png")
     run("omniglot --out out.npz")
     shutil.rmtree(folder / "omniglot")
-    embedded = ROOT / "src/metaleo/features/sample/omniglot.npz"
+    embedded = ROOT / "src/metaleo/assets/drawings/omniglot.npz"
     made, embedded = (read_arrays(path) for path in (folder / "out.npz", embedded))
     for name in ("class_names", "split"):
         assert (made[name] == embedded[name]).all()

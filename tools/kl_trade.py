@@ -16,9 +16,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from metaleo.config.presets import PRESETS
 
 from metaleo._io.files import write_text
+from metaleo.config.presets import PRESETS
 from metaleo.evaluation.regression import (
     AMBIGUOUS_TASKS,
     CALIBRATION_TASKS,

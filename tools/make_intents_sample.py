@@ -18,7 +18,7 @@ from metaleo.data import MetaSet, save_data
 SENTENCES = 50
 SPLITS = {"travel": "val", "work": "val", "banking": "test", "credit_cards": "test"}
 """Every other domain is for training. The two about money are near each other, so they are on one side."""
-TARGET = Path(__file__).parent.parent / "src/metaleo/data/sample/intents.safetensors"
+TARGET = Path(__file__).parent.parent / "src/metaleo/assets/data/intents.safetensors"
 
 
 def read(folder: Path) -> dict[str, list[str]]:

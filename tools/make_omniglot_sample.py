@@ -11,7 +11,7 @@ import numpy as np
 
 from metaleo.features.datasets import open_images
 
-TARGET = Path(__file__).parent.parent / "src/metaleo/features/sample/omniglot.npz"
+TARGET = Path(__file__).parent.parent / "src/metaleo/assets/drawings/omniglot.npz"
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("folder")

@@ -12,7 +12,7 @@ import numpy as np
 from metaleo.data import MetaSet, load_data, save_data
 
 IMAGES = 100
-TARGET = Path(__file__).parent.parent / "src/metaleo/data/sample/miniimagenet.safetensors"
+TARGET = Path(__file__).parent.parent / "src/metaleo/assets/data/miniimagenet.safetensors"
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("features")

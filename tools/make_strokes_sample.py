@@ -22,7 +22,7 @@ DRAWERS = 20
 SPLITS = {"Early_Aramaic": "val", "Balinese": "test", "Korean": "test"}
 """Every other alphabet is for training."""
 NAME = re.compile(r"(?:.*/)?([^/]+/character\d+)/\d+_(\d+)\.txt")
-TARGET = Path(__file__).parent.parent / "src/metaleo/data/sample/strokes.npz"
+TARGET = Path(__file__).parent.parent / "src/metaleo/assets/data/strokes.npz"
 
 
 def texts(source: Path) -> Iterator[tuple[str, str]]:

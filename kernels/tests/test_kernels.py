@@ -13,7 +13,7 @@ import pytest
 from metaleo._jax.random import key_words, normals
 from metaleo.engines.closed_form import ClosedForm
 from metaleo.learners.base import WEIGHTS
-from metaleo.learners.leo_parts import Noise
+from metaleo.learners.leo_noise import Noise
 from metaleo.tasks.task import Batch
 
 from metaleo_kernels import Cuda, CudaMany, engines, launching

@@ -40,6 +40,11 @@ class TrainedModel(NamedTuple):
         learner: The learner, with what it has learned.
         structure: What kind of learner it is.
         header: All that its file says of it: configuration, validation score, classes, temperatures.
+
+    Example:
+        >>> from metaleo import load_model
+        >>> load_model("miniimagenet").setting("shot")
+        1
     """
 
     learner: Learner

@@ -25,11 +25,11 @@ from metaleo.analysis.paths import (
     code_path,
     decode,
     draw_labelled,
-    inside,
-    opened,
+    inner_learner,
+    map_over_tasks,
     parameters,
     steps_codes,
-    walk,
+    unwrap_joint,
     weight_path,
 )
 from metaleo.evaluation.evaluate import score_learner, task_key
@@ -142,14 +142,14 @@ def test_every_point_of_a_path_is_decoded(kind):
 def test_a_tail_is_opened():
     """The learner behind it, and the support set as that one sees it; any other learner is itself."""
     joint, support = shake(make_learner(tail=TAIL)), make_batch()
-    inner, seen = opened(joint, support)
-    assert inner is joint.learner is inside(joint)
+    inner, seen = unwrap_joint(joint, support)
+    assert inner is joint.learner is inner_learner(joint)
     close(seen.inputs, joint.tail(support.inputs))
     np.testing.assert_array_equal(seen.targets, support.targets)
     close(adapt(inner, seen).trace, adapt(joint, support).trace)
     plain = make_learner()
-    assert opened(plain, support) == (plain, support)
-    assert inside(plain) is plain
+    assert unwrap_joint(plain, support) == (plain, support)
+    assert inner_learner(plain) is plain
 
 
 def test_whose_codes_move():
@@ -177,10 +177,10 @@ def right_answers(learner, task, key):
 def test_the_walk_is_over_the_tasks_of_evaluation():
     learner, episodes = make_learner(), make_episodes()
     scores = score_learner(learner, episodes, 3, 7)
-    ours = walk(right_answers, learner, episodes, 3, 7)
+    ours = map_over_tasks(right_answers, learner, episodes, 3, 7)
     np.testing.assert_allclose(ours, scores.accuracy, rtol=1e-6)
     assert len(np.unique(ours)) > 2
-    assert not np.allclose(walk(right_answers, learner, episodes, 4, 7), ours)
+    assert not np.allclose(map_over_tasks(right_answers, learner, episodes, 4, 7), ours)
 
 
 @pytest.mark.slow
@@ -197,8 +197,8 @@ def test_the_walk_does_not_depend_on_how_many_go_together():
         blocks.append(len(values[0]))
         return values[0] + 1, values[1]
 
-    whole = walk(look, learner, tasks, 1, 7)
-    parts = walk(look, learner, tasks, 1, 7, heard.append, on_host=on_host, at_once=2)
+    whole = map_over_tasks(look, learner, tasks, 1, 7)
+    parts = map_over_tasks(look, learner, tasks, 1, 7, heard.append, on_host=on_host, at_once=2)
     assert heard == [4, 7]
     assert blocks == [4, 3]
     np.testing.assert_allclose(parts[0], whole[0] + 1, rtol=1e-6)
@@ -218,8 +218,8 @@ def test_a_model_that_diverges_is_refused():
         there = jnp.abs(task.support.inputs[0, 0] - fifth) < 1e-5
         return {"number": jnp.where(there, jnp.nan, 1.0), "whole": jnp.arange(3)}
 
-    assert "NaN or Inf" in message(lambda: walk(look, learner, tasks, 1, 8, at_once=2))
-    np.testing.assert_array_equal(walk(look, learner, tasks, 1, 4, at_once=2)["number"], np.ones(4))
+    assert "NaN or Inf" in message(lambda: map_over_tasks(look, learner, tasks, 1, 8, at_once=2))
+    np.testing.assert_array_equal(map_over_tasks(look, learner, tasks, 1, 4, at_once=2)["number"], np.ones(4))
 
 
 @pytest.mark.slow
@@ -259,7 +259,7 @@ def test_measured_lengths_by_hand(tmp_path, changes):
     found = measure_coverage(candidate, suite, "test", 2, 3, heard.append)
     assert heard[-1] == 3
     episodes = make_episodes(suite.tasks(candidate).rows)
-    learner = inside(candidate.learner)
+    learner = inner_learner(candidate.learner)
     decoder = np.asarray(learner.decoder.to_mean, np.float64)
     for index in range(3):
         support = support_of(episodes, task_key(2), index)

@@ -19,8 +19,8 @@ from metaleo.analysis.uncertainty import (
     accuracy_as_kept,
     answer,
     answers_of_samples,
-    ask,
-    ask_for_functions,
+    collect_answers,
+    collect_functions,
     describe_answers,
     describe_functions,
     entropy,
@@ -270,7 +270,7 @@ def test_answers_of_the_means_are_those_of_evaluation(tmp_path):
     """Accuracy of each task, and calibration, on the same tasks; classes run out, so some queries are padding."""
     candidate, suite = subject_and_bench(tmp_path)
     heard = []
-    found = ask(candidate, suite, "test", 3, 23, heard.append, samples=SAMPLES)
+    found = collect_answers(candidate, suite, "test", 3, 23, heard.append, samples=SAMPLES)
     assert heard == [20, 23]
     episodes = Episodes.over(uneven().subset("test"), 3, 2, None)
     scores = score_learner(candidate.learner, episodes, 3, 23)
@@ -293,7 +293,7 @@ def test_answers_of_the_means_are_those_of_evaluation(tmp_path):
 def test_samples_are_adaptations_with_keys_of_their_own(tmp_path, changes):
     candidate, suite = subject_and_bench(tmp_path, **changes)
     learner, index = candidate.learner, 2
-    found = ask(candidate, suite, "test", 3, 4, samples=SAMPLES)["samples"]
+    found = collect_answers(candidate, suite, "test", 3, 4, samples=SAMPLES)["samples"]
     own = jax.random.fold_in(task_key(3), index)
     episodes = Episodes.over(uneven().subset("test"), 3, 2, None, place_rows(uneven(), normalised=not changes))
     task = jax.jit(lambda key: episodes.sample(key))(own)
@@ -317,7 +317,7 @@ def test_samples_are_adaptations_with_keys_of_their_own(tmp_path, changes):
 @pytest.mark.parametrize("name", by_default(["meta-sgd"], ["leo-deterministic", "meta-sgd", "nearest-centroid"]))
 def test_who_has_nothing_to_draw_has_no_samples(tmp_path, name):
     candidate, suite = subject_and_bench(tmp_path, name)
-    found = ask(candidate, suite, "test", 0, 3, samples=SAMPLES, query=3)
+    found = collect_answers(candidate, suite, "test", 0, 3, samples=SAMPLES, query=3)
     assert list(found) == ["means"]
     assert found["means"].disagreement is None
     assert found["means"].correct.shape == (3, 9)
@@ -331,7 +331,7 @@ def test_who_has_nothing_to_draw_has_no_samples(tmp_path, name):
 def test_functions_by_hand(tmp_path):
     """Error of the mean against the curve, spread, and coverage by the quantiles of functions and noise."""
     candidate, suite = subject_and_bench(tmp_path, **FUNCTIONS)
-    found = ask_for_functions(candidate, suite, "test", 5, 3, samples=SAMPLES)
+    found = collect_functions(candidate, suite, "test", 5, 3, samples=SAMPLES)
     assert found.coverage.shape == (3, len(LEVELS)) == (3, 19)
     tasks, learner = SinesAndLines(3, 100), candidate.learner
 

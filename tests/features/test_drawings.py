@@ -19,7 +19,7 @@ from metaleo.features.embed import embed_slab
 from metaleo.tasks.task import labelled, normalise
 
 HELD_OUT = json.loads((Path(__file__).parent.parent / "data/held-out-strokes.json").read_text())
-MODELS = Path(str(importlib.resources.files("metaleo") / "models"))
+MODELS = Path(str(importlib.resources.files("metaleo") / "assets" / "models"))
 LETTER = [[[0.2, 0.3], [0.4, 0.25], [0.6, 0.5]], [[0.3, 0.7], [0.35, 0.4]]]
 
 

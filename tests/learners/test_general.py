@@ -29,7 +29,7 @@ from helpers.small import (
     whole_loss,
 )
 from metaleo.learners import LEO, HyperParams, MetaSGD
-from metaleo.learners.leo_parts import Noise, draw_noise
+from metaleo.learners.leo_noise import Noise, draw_noise
 from metaleo.losses import cross_entropy, mixture_loss
 from metaleo.nn.encoder_decoder import Encoder
 from metaleo.nn.heads import Network, dot, linear_network, named_network

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.small import HYPER, adapt, close, make_batch, make_learner, make_task, meta_gradient, meta_loss
-from metaleo.learners.leo_parts import draw_noise
+from metaleo.learners.leo_noise import draw_noise
 from metaleo.learners.registry import ABLATIONS
 
 SUPPORT = make_batch()

@@ -11,7 +11,7 @@ from metaleo._jax.random import key_words
 from metaleo.engines.closed_form import ClosedForm, classes_first, inputs_of_steps
 from metaleo.learners.base import HyperParams, Learner
 from metaleo.learners.leo import LEO
-from metaleo.learners.leo_parts import Noise
+from metaleo.learners.leo_noise import Noise
 from metaleo.nn.heads import Head, LinearHead
 from metaleo.tasks.episodes import DeviceRows, Episodes
 from metaleo.tasks.task import Batch, Tasks

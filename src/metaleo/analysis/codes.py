@@ -8,7 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from metaleo.analysis.paths import Labelled, Report, code_path, draw_labelled, inside, opened, silent, walk
+from metaleo.analysis.paths import (
+    Labelled,
+    Report,
+    code_path,
+    draw_labelled,
+    ignore_progress,
+    inner_learner,
+    map_over_tasks,
+    unwrap_joint,
+)
 from metaleo.checkpoints import Candidate
 from metaleo.data.class_names import readable_name
 from metaleo.errors import BadInput
@@ -46,7 +55,7 @@ def check_codes(candidate: Candidate, num_tasks: int) -> None:
     """Refuse what has no codes, or none that move."""
     if num_tasks < FEWEST_TASKS:
         raise BadInput(f"tasks={num_tasks} must be at least {FEWEST_TASKS}: codes are compared with each other")
-    learner = inside(candidate.learner)
+    learner = inner_learner(candidate.learner)
     if not isinstance(learner, LEO):
         raise BadInput(
             f"{candidate.path} is a model of {candidate.config.structure.learner}, which has no codes; LEO has"
@@ -60,17 +69,19 @@ def check_codes(candidate: Candidate, num_tasks: int) -> None:
 
 
 def collect_codes(
-    candidate: Candidate, suite: TaskSuite, split: str, seed: int, num_tasks: int, progress: Report = silent
+    candidate: Candidate, suite: TaskSuite, split: str, seed: int, num_tasks: int, progress: Report = ignore_progress
 ) -> Codes:
     """Codes of these tasks, with means and without dropout."""
     check_codes(candidate, num_tasks)
     tasks = suite.tasks(candidate, split)
 
-    def look(learner: Learner, drawn: Labelled, _: PRNGKeyArray) -> Any:
-        inner, support = opened(learner, drawn.support)
+    def analyse_one(learner: Learner, drawn: Labelled, _: PRNGKeyArray) -> Any:
+        inner, support = unwrap_joint(learner, drawn.support)
         return jnp.moveaxis(code_path(inner, support), 0, 1), drawn.labels, drawn.rows
 
-    paths, labels, rows = walk(look, candidate.learner, tasks, seed, num_tasks, progress, draw=draw_labelled)
+    paths, labels, rows = map_over_tasks(
+        analyse_one, candidate.learner, tasks, seed, num_tasks, progress, draw=draw_labelled
+    )
     paths, labels = paths.reshape(-1, *paths.shape[2:]).astype(np.float64), labels.ravel()
     if suite.metaset is None:
         return Codes(paths, labels, np.zeros((len(labels), 0), int), FAMILIES)

@@ -15,9 +15,9 @@ from metaleo.analysis.paths import (
     code_path,
     decode,
     descending,
-    opened,
-    silent,
-    walk,
+    ignore_progress,
+    map_over_tasks,
+    unwrap_joint,
     weight_path,
 )
 from metaleo.checkpoints import Candidate
@@ -59,7 +59,7 @@ def look_at_steps(learner: Descending, support: Batch) -> dict[str, Any]:
 
 
 def measure_coverage(
-    candidate: Candidate, suite: TaskSuite, split: str, seed: int, num_tasks: int, progress: Report = silent
+    candidate: Candidate, suite: TaskSuite, split: str, seed: int, num_tasks: int, progress: Report = ignore_progress
 ) -> Coverage:
     """Of these tasks, with means and without dropout."""
     inner = descending(candidate)
@@ -68,8 +68,8 @@ def measure_coverage(
         jacobians = found.pop("jacobian", None)
         return found if jacobians is None else found | {"singular": np.linalg.svd(jacobians, compute_uv=False)}
 
-    found = walk(
-        lambda learner, task, _: look_at_steps(*opened(learner, task.support)),
+    found = map_over_tasks(
+        lambda learner, task, _: look_at_steps(*unwrap_joint(learner, task.support)),
         candidate.learner, suite.tasks(candidate, split), seed, num_tasks, progress, on_host=on_host,
     )  # fmt: skip
     singular = found.pop("singular", None)

@@ -16,7 +16,16 @@ import numpy as np
 from jaxtyping import Array, Float
 from threadpoolctl import threadpool_limits
 
-from metaleo.analysis.paths import Descending, Report, code_path, descending, opened, silent, walk, weight_path
+from metaleo.analysis.paths import (
+    Descending,
+    Report,
+    code_path,
+    descending,
+    ignore_progress,
+    map_over_tasks,
+    unwrap_joint,
+    weight_path,
+)
 from metaleo.checkpoints import Candidate
 from metaleo.evaluation.evaluate import TaskSuite
 from metaleo.learners import LEO
@@ -133,7 +142,7 @@ def spectrum(held: Any) -> Float[np.ndarray, "task eigenvalue"]:
 
 
 def measure_curvature(
-    candidate: Candidate, suite: TaskSuite, split: str, seed: int, num_tasks: int, progress: Report = silent
+    candidate: Candidate, suite: TaskSuite, split: str, seed: int, num_tasks: int, progress: Report = ignore_progress
 ) -> Spectra:
     """Eigenvalues for these tasks; in θ for fewer, or none, where it has too many numbers for an exact answer."""
     inner = descending(candidate)
@@ -149,8 +158,8 @@ def measure_curvature(
     tasks, values, total = suite.tasks(candidate, split), {}, sum(count for _, count in looks.values())
     done = 0
     for space, (look, count) in looks.items():
-        points = walk(
-            lambda learner, task, _, look=look: look(*opened(learner, task.support)),
+        points = map_over_tasks(
+            lambda learner, task, _, look=look: look(*unwrap_joint(learner, task.support)),
             candidate.learner, tasks, seed, count,
             lambda now, done=done: progress((done + now) * num_tasks // total),
             on_host=lambda points: [spectrum(held) for held in points],

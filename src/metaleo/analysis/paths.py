@@ -23,22 +23,22 @@ Descending = LEO | MAML | MetaSGD | Reptile
 Report = Callable[[int], None]
 
 
-def silent(done: int) -> None:
+def ignore_progress(done: int) -> None:
     del done
 
 
-def opened(learner: Learner, support: Batch) -> tuple[Any, Batch]:
+def unwrap_joint(learner: Learner, support: Batch) -> tuple[Any, Batch]:
     """The learner behind a tail, and what it sees; any other is itself."""
     return (learner.learner, learner.seen(support)) if isinstance(learner, Joint) else (learner, support)
 
 
-def inside(learner: Learner) -> Learner:
+def inner_learner(learner: Learner) -> Learner:
     return learner.learner if isinstance(learner, Joint) else learner
 
 
 def steps_codes(learner: Learner) -> bool:
     """Whether its codes move."""
-    inner = inside(learner)
+    inner = inner_learner(learner)
     return isinstance(inner, LEO) and inner.latent_steps > 0
 
 
@@ -80,7 +80,7 @@ def decode(learner: LEO, codes: Float[Array, "point code latent"]) -> Float[Arra
 
 def descending(candidate: Candidate) -> Descending:
     """The learner that takes steps, or one line on why there is none."""
-    inner = inside(candidate.learner)
+    inner = inner_learner(candidate.learner)
     if not isinstance(inner, Descending):
         name = candidate.config.structure.learner
         raise BadInput(f"{candidate.path} ({name}) takes no gradient steps; LEO, MAML, Meta-SGD and Reptile do")
@@ -108,13 +108,13 @@ def draw_labelled(tasks: Tasks, key: PRNGKeyArray) -> Labelled:
     raise TypeError(f"{type(tasks).__name__} has no labels")
 
 
-def walk(
+def map_over_tasks(
     function: Callable[[Any, Any, PRNGKeyArray], PyTree],
     learner: Learner,
     tasks: Tasks,
     seed: int,
     num_tasks: int,
-    progress: Report = silent,
+    progress: Report = ignore_progress,
     *,
     draw: Callable[[Any, PRNGKeyArray], Any] = lambda tasks, key: tasks.sample(key),
     on_host: Callable[[PyTree], PyTree] = lambda values: values,

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from scipy import stats
 
-from metaleo.analysis.paths import Report, inside, silent, walk
+from metaleo.analysis.paths import Report, ignore_progress, inner_learner, map_over_tasks
 from metaleo.checkpoints import Candidate
 from metaleo.evaluation.evaluate import BINS, TaskSuite, mean_and_interval
 from metaleo.evaluation.regression import Sampled, covered
@@ -61,22 +61,22 @@ def answers_of_samples(probabilities: Float[Array, "sample query way"], task: Ta
     return answer(mean, task) | {"disagreement": differ.astype(mean.dtype).mean(0)}
 
 
-def ask(
+def collect_answers(
     candidate: Candidate,
     suite: TaskSuite,
     split: str,
     seed: int,
     num_tasks: int,
-    progress: Report = silent,
+    progress: Report = ignore_progress,
     *,
     samples: int,
     query: int | None = None,
 ) -> dict[str, Answers]:
     """Answers of the classifier of the means, and where there is something to draw, of sampled classifiers."""
-    inner = inside(candidate.learner)
+    inner = inner_learner(candidate.learner)
     stochastic = isinstance(inner, LEO) and inner.stochastic
 
-    def look(learner: Learner, task: Task, key: PRNGKeyArray) -> dict[str, Any]:
+    def analyse_one(learner: Learner, task: Task, key: PRNGKeyArray) -> dict[str, Any]:
         def classify(key: PRNGKeyArray | None) -> Float[Array, "query way"]:
             return jax.nn.softmax(jax.vmap(learner.adapt(task.support, None, key).head)(task.query.inputs))
 
@@ -86,7 +86,9 @@ def ask(
             found["samples"] = answers_of_samples(sampled, task) | {"present": task.query.mask}
         return found
 
-    found = walk(look, candidate.learner, suite.tasks(candidate, split, query), seed, num_tasks, progress, at_once=10)
+    found = map_over_tasks(
+        analyse_one, candidate.learner, suite.tasks(candidate, split, query), seed, num_tasks, progress, at_once=10
+    )
     return {way: Answers(**({"disagreement": None} | values)) for way, values in found.items()}
 
 
@@ -188,19 +190,19 @@ class Functions:
     """Share of the task's noisy targets within the interval of each level."""
 
 
-def ask_for_functions(
+def collect_functions(
     candidate: Candidate,
     suite: TaskSuite,
     split: str,
     seed: int,
     num_tasks: int,
-    progress: Report = silent,
+    progress: Report = ignore_progress,
     *,
     samples: int,
 ) -> Functions:
     """Sampled functions of each task, against the truth and noisy targets."""
 
-    def look(learner: Learner, drawn: tuple[Curve, Task], key: PRNGKeyArray) -> dict[str, Any]:
+    def analyse_one(learner: Learner, drawn: tuple[Curve, Task], key: PRNGKeyArray) -> dict[str, Any]:
         curve, task = drawn
         x, y = task.query.inputs[:, 0], task.query.targets[:, 0]
         functions = Sampled(learner, samples).predict(curve, task.support, key, x)
@@ -212,7 +214,7 @@ def ask_for_functions(
         }
 
     tasks = suite.tasks(candidate, split)
-    found = walk(look, candidate.learner, tasks, seed, num_tasks, progress,
+    found = map_over_tasks(analyse_one, candidate.learner, tasks, seed, num_tasks, progress,
                  draw=lambda tasks, key: tasks.draw(key), at_once=10)  # fmt: skip
     return Functions(**found)
 

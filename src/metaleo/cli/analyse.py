@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from metaleo.cli.common import Int, Text, console, flag, json_safe, print_finding, progress
-from metaleo.errors import require_at_least
+from metaleo.config.schema import require_at_least
 
 if TYPE_CHECKING:
     from metaleo.checkpoints import Candidate

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from metaleo.cli.common import Int, Place, Text, console, flag, json_safe, print_evaluations, progress
-from metaleo.errors import BadInput, require_at_least
+from metaleo.errors import BadInput
 
 if TYPE_CHECKING:
     from metaleo.checkpoints import Candidate
@@ -63,8 +63,10 @@ class Evaluate:
         from metaleo.engines import use_engine
         from metaleo.evaluation.evaluate import TaskSuite
 
-        require_at_least(1, tasks=self.tasks)
-        require_at_least(2, samples=2 if self.samples is None else self.samples)
+        if self.tasks < 1:
+            raise BadInput(f"tasks={self.tasks} must be at least 1")
+        if self.samples is not None and self.samples < 2:
+            raise BadInput(f"samples={self.samples} must be at least 2")
         candidates = load_candidates(self.runs_or_models)
         suite = TaskSuite(candidates, self.data, self.way, self.shot)
         with use_engine(self.engine):

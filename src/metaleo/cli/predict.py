@@ -83,7 +83,7 @@ class Predict:
             rows.append({**taken, **prediction})
         result: dict[str, Any] = {"task": str(self.task), "classes": list(task.classes), "predictions": rows}
         result["calibrated"] = bool(task.about.get("calibrated"))
-        result |= judged(rows, table.labels)
+        result |= accuracy_of(rows, table.labels)
         if self.json:
             print(json.dumps(result, indent=2))
         elif self.out is None:
@@ -98,7 +98,7 @@ class Predict:
             console.print(f"{100 * result['accuracy']:.1f} % of the {result['labelled']:,} that have a label are right")
 
 
-def judged(rows: list[dict[str, Any]], labels: list[str] | None) -> dict[str, Any]:
+def accuracy_of(rows: list[dict[str, Any]], labels: list[str] | None) -> dict[str, Any]:
     """How many of the rows that have a label are right."""
     pairs = [(row["class"], label) for row, label in zip(rows, labels or [], strict=False) if label]
     right = sum(str(predicted) == label for predicted, label in pairs)

@@ -9,7 +9,8 @@ from typing import Annotated
 import tyro
 
 from metaleo.cli.common import Int, Text, console, flag, progress
-from metaleo.errors import BadInput, require_at_least
+from metaleo.config.schema import require_at_least
+from metaleo.errors import BadInput
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,8 +50,8 @@ class Split:
 
     def run(self) -> None:
         from metaleo.data.feature_files import read_table, save_data
-        from metaleo.data.splits import advice, check_enough
         from metaleo.data.tables import to_metaset
+        from metaleo.tasks.episodes import advice, check_enough
 
         if self.out.suffix not in (".npz", ".safetensors"):
             raise BadInput(f"{self.out}: a feature file's name ends in .npz or .safetensors")

@@ -138,8 +138,8 @@ class Train:
     def run(self) -> None:
         from metaleo._io.run_log import read_metrics
         from metaleo.data.feature_files import load_data
-        from metaleo.data.splits import advice, check_enough
         from metaleo.plotting.figures import plot_curves
+        from metaleo.tasks.episodes import advice, check_enough
         from metaleo.training.run import (
             TrainingRun,
             create_run_folder,

@@ -6,12 +6,19 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
-from metaleo.errors import BadInput, require_at_least
+from metaleo.errors import BadInput
 from metaleo.learners.base import HyperParams
 from metaleo.learners.registry import Structure
 from metaleo.tasks import PROBLEMS
 
 Clip = Literal["global", "per-tensor"]
+
+
+def require_at_least(least: int, **values: int | float) -> None:
+    """Refuse arguments that are too small."""
+    for name, value in values.items():
+        if value < least:
+            raise BadInput(f"{name}={value} must be at least {least}")
 
 
 @dataclasses.dataclass(frozen=True)

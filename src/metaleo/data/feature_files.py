@@ -270,7 +270,20 @@ STRINGS = ("class_names", "split", "labels")
 
 
 def save_data(metaset: MetaSet, path: str | Path) -> None:
-    """Write a feature file, by its suffix; one dense array where all classes have the same size."""
+    """Write a feature file; one dense array where all classes have the same size.
+
+    Args:
+        metaset: What to write.
+        path: A name that ends in .npz or .safetensors.
+
+    Example:
+        >>> import tempfile
+        >>> from metaleo import load_data, save_data
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_data(load_data("sample").subset("test"), f"{folder}/test.npz")
+        ...     load_data(f"{folder}/test.npz").dim
+        640
+    """
     path = Path(path)
     order = metaset.features[metaset.rows]
     fields: dict[str, np.ndarray] = {} if metaset.scale is None else {"scale": metaset.scale}

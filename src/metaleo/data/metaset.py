@@ -17,19 +17,30 @@ SLAB = 8192
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MetaSet:
-    """Features (possibly memory-mapped) and, for each class, which of their rows are its images.
+    """Vectors by class. `load_data` reads one from a file; `from_labels` and `from_classes` make one from arrays.
 
-    Row i is `features[i]`, times `scale` where features are stored as small integers.
+    Attributes:
+        features: All rows, possibly memory-mapped; row i is `features[i]`, times `scale` where that is given.
+        rows: Row numbers, class after class.
+        counts: Examples of each class; their sum is the length of `rows`.
+        class_names: A name for each class.
+        splits: `train`, `val` or `test`, for each class.
+        scale: What features that are stored as small integers are multiplied with.
+
+    Example:
+        >>> import numpy as np
+        >>> from metaleo import MetaSet
+        >>> labels = np.repeat(["cat", "dog", "owl"], 4)
+        >>> metaset = MetaSet.from_labels(np.ones((12, 8), np.float32), labels, np.repeat(["train", "val", "test"], 4))
+        >>> metaset.subset("test").class_names
+        ('owl',)
     """
 
     features: Shaped[np.ndarray, "row dim"]
     rows: Int[np.ndarray, " image"]
-    """Row numbers, class after class."""
     counts: Int[np.ndarray, " class"]
-    """Images of each class; their sum is the length of `rows`."""
     class_names: tuple[str, ...]
     splits: tuple[str, ...]
-    """`train`, `val` or `test`, for each class."""
     scale: Float32[np.ndarray, " dim"] | None = None
 
     @classmethod

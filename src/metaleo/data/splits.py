@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from metaleo.data.metaset import MetaSet
 from metaleo.errors import BadInput
 
 Shares = tuple[float, float, float]
@@ -34,26 +33,3 @@ def split_names(names: Sequence[str], seed: int = 0, shares: Shares = SHARES) ->
     order = sorted(range(len(names)), key=lambda place: names[place])
     splits = dict(zip(order, split_classes(len(names), seed, shares), strict=True))
     return [splits[place] for place in range(len(names))]
-
-
-def check_enough(metaset: MetaSet, way: int) -> None:
-    """Refuse classes that are too few for tasks of so many, and say what else to do."""
-    train, val = (metaset.splits.count(split) for split in ("train", "val"))
-    if train and min(train, val) < way:
-        most = min(train, val)
-        smaller = f"try way={most}, or " if most >= 2 else ""
-        raise BadInput(
-            f"{way}-way tasks need {way} train and {way} val classes, and there are {train} and {val}: {smaller}"
-            "adapt a model that was trained on other classes (`metaleo adapt`), or collect more classes"
-        )
-
-
-def advice(metaset: MetaSet, way: int) -> str | None:
-    """What to tell somebody whose classes are just enough for tasks of so many; nothing if all is well."""
-    train = metaset.splits.count("train")
-    if train < 4 * way:
-        return (
-            f"only {train} train classes: tasks repeat themselves, and LEO may learn them by heart; compare it "
-            "with `metaleo compare --learners leo nearest-centroid logistic-regression`"
-        )
-    return None

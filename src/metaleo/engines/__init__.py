@@ -48,11 +48,18 @@ chosen = AUTO
 
 @contextlib.contextmanager
 def use_engine(name: str) -> Iterator[None]:
-    """With this engine wherever none is asked for by name, instead of the fastest.
+    """Compute with this engine wherever none is asked for by name, instead of the fastest that can.
 
-    >>> from metaleo import LEOClassifier, use_engine
-    >>> with use_engine("reference"):
-    ...     classifier = LEOClassifier("cl2n").fit([[1.0, 0.0], [0.0, 1.0]], ["right", "up"])
+    Args:
+        name: `auto`, `reference`, `closed-form`, or an engine of another distribution such as metaleo-kernels.
+
+    Returns:
+        A context manager.
+
+    Example:
+        >>> from metaleo import LEOClassifier, use_engine
+        >>> with use_engine("reference"):
+        ...     classifier = LEOClassifier("cl2n").fit([[1.0, 0.0], [0.0, 1.0]], ["right", "up"])
     """
     global chosen
     check_engine(name)

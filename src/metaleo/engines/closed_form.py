@@ -20,16 +20,16 @@ from metaleo.engines.base import Engine
 from metaleo.engines.reference import Reference
 from metaleo.learners.base import Adaptation, HyperParams, Learner, Metrics, query_loss_and_metrics
 from metaleo.learners.leo import LEO
-from metaleo.learners.leo_parts import Noise, Trace, draw_noise
+from metaleo.learners.leo_noise import Noise, Trace, draw_noise
 from metaleo.losses import l2, support_loss
 from metaleo.nn.encoder_decoder import Gaussian, Scale, code_scale, weights_scale
 from metaleo.nn.heads import Head, LinearHead
 from metaleo.tasks.task import Batch, Tasks
 
 Arrays = tuple[Array, ...]
-FEW = 8
+FEW_EXAMPLES = 8
 """Examples whose sum is written out."""
-MOST = 256
+MOST_EXAMPLES = 256
 """Examples whose pairs, and inner products, are worth being held together; tasks of more are left to the learner."""
 
 
@@ -48,7 +48,7 @@ class ClosedForm(Engine):
 
     def adapt(self, learner: Learner, supports: Batch) -> Head:
         assert isinstance(learner, LEO)
-        if supports.inputs.shape[1] > MOST:  # one after the other: products of one large task keep all cores busy
+        if supports.inputs.shape[1] > MOST_EXAMPLES:  # products of one large task keep all cores busy
             return jax.lax.map(lambda support: learner.adapt(support).head, supports)
         return self.adapt_with(learner, supports, Noise()).head
 
@@ -57,7 +57,7 @@ class ClosedForm(Engine):
     ) -> tuple[Float[Array, " task"], dict[str, Float[Array, " task"]]]:
         assert isinstance(learner, LEO)
         batch = jax.lax.stop_gradient(jax.vmap(tasks.gather)(indices))
-        if batch.support.inputs.shape[1] > MOST:
+        if batch.support.inputs.shape[1] > MOST_EXAMPLES:
             return Reference().meta_losses(learner, tasks, indices, hyper, keys)
         noise = self.draw_noise(learner, batch.support, hyper, keys)
         adaptations = self.adapt_with(learner, batch.support, noise)
@@ -114,7 +114,7 @@ def encode(leo: LEO, supports: Batch, noise: Noise) -> Gaussian:
     """`LEO.encode` for each support set."""
     if leo.encoder is None or leo.relation is None:
         return jax.vmap(lambda support: leo.encode(support, Noise()))(supports)
-    hidden = jax.vmap(leo.encoder)(see(supports.inputs, noise.encoder_mask, noise.keep_prob))
+    hidden = jax.vmap(leo.encoder)(with_dropout(supports.inputs, noise.encoder_mask, noise.keep_prob))
     first = leo.relation.first.reshape(2, hidden.shape[-1], -1)
     firsts, partners = jax.vmap(lambda support: (support.class_weights(), support.weights()))(supports)
     statistics = means_over_pairs(hidden, first, leo.relation.middle, firsts, partners) @ leo.relation.last
@@ -150,7 +150,7 @@ def descend_weights(
 # What steps see
 
 
-def see(
+def with_dropout(
     inputs: Float[Array, "task example dim"],
     mask: Bool[Array, "task example dim"] | None,
     keep_prob: float | Float[Array, " task"],
@@ -261,7 +261,7 @@ def rows(
     weights: Float[Array, "task way example"], inputs: Float[Array, "task example dim"]
 ) -> Float[Array, "task way dim"]:
     """Σ over examples: how a gradient of logits reaches weights, as each example's share of each row."""
-    if on_gpu() and (examples := inputs.shape[1]) <= FEW:
+    if on_gpu() and (examples := inputs.shape[1]) <= FEW_EXAMPLES:
         return functools.reduce(jnp.add, (weights[:, :, e, None] * inputs[:, e, None, :] for e in range(examples)))
     return weights @ inputs
 
@@ -315,7 +315,7 @@ def code_steps_forward(
     share: Float[Array, "task example"],
 ) -> tuple[Float[Array, "task way latent"], Any]:
     projected = inputs @ to_mean.T
-    path, kept = [], []
+    path, saved = [], []
     for t in range(noise.shape[1]):
         seen, projected_now = at(inputs, t), at(projected, t)
         scale, slope, bend = (part * noise[:, t] for part in slopes(code @ to_raw_scale))
@@ -324,19 +324,19 @@ def code_steps_forward(
         of_weights = rows(r, seen)  # G, the gradient with respect to the weights
         gradient = rows(r, projected_now) + (of_weights * slope) @ to_raw_scale.T
         path.append((code, gradient, probabilities))
-        kept.append((of_weights, slope, bend))
+        saved.append((of_weights, slope, bend))
         code = code - step_size[None, None, :] * gradient
-    return code, (to_raw_scale, step_size, inputs, projected, targets, share, stack_steps(path), kept)
+    return code, (to_raw_scale, step_size, inputs, projected, targets, share, stack_steps(path), saved)
 
 
 def code_steps_backward(
-    _slopes: Slopes, all_kept: Any, of_code: Float[Array, "task way latent"]
+    _slopes: Slopes, all_saved: Any, of_code: Float[Array, "task way latent"]
 ) -> tuple[Array | None, ...]:
-    to_raw_scale, step_size, inputs, projected, targets, share, (codes, gradients, probabilities), kept = all_kept
+    to_raw_scale, step_size, inputs, projected, targets, share, (codes, gradients, probabilities), saved = all_saved
     parts, rights = [], []
     of_step_size = jnp.zeros_like(step_size)
-    for t in reversed(range(len(kept))):
-        of_weights, slope, bend = kept[t]
+    for t in reversed(range(len(saved))):
+        of_weights, slope, bend = saved[t]
         seen, projected_now = at(inputs, t), at(projected, t)
         of_gradient = -step_size[None, None, :] * of_code
         of_step_size -= jnp.sum(of_code * gradients[:, t], axis=(0, 1))
@@ -376,19 +376,19 @@ def weight_steps_forward(
     targets: Float[Array, "task way example"],
     share: Float[Array, "task example"],
 ) -> tuple[Float[Array, "task way dim"], Any]:
-    kept = []
+    saved = []
     for s in range(inputs.shape[1]):
         probabilities = jax.nn.softmax(dots(inputs[:, s], weights), axis=1)
         gradient = rows(residual(probabilities, targets, share), inputs[:, s])
-        kept.append((probabilities, gradient))
+        saved.append((probabilities, gradient))
         weights = weights - step_size[None, None, :] * gradient
-    return weights, (step_size, inputs, share, kept)
+    return weights, (step_size, inputs, share, saved)
 
 
-def weight_steps_backward(all_kept: Any, of_weights: Float[Array, "task way dim"]) -> tuple[Array | None, ...]:
-    step_size, inputs, share, kept = all_kept
+def weight_steps_backward(all_saved: Any, of_weights: Float[Array, "task way dim"]) -> tuple[Array | None, ...]:
+    step_size, inputs, share, saved = all_saved
     of_step_size = jnp.zeros_like(step_size)
-    for s, (probabilities, gradient) in reversed(list(enumerate(kept))):
+    for s, (probabilities, gradient) in reversed(list(enumerate(saved))):
         of_step_size -= jnp.sum(of_weights * gradient, axis=(0, 1))
         of_residual = dots(inputs[:, s], -step_size[None, None, :] * of_weights)
         of_weights = of_weights + rows(through_softmax(of_residual, probabilities, share), inputs[:, s])
@@ -421,8 +421,8 @@ def orthogonality_forward(*halves: Float[Array, "latent dim"]) -> tuple[Float[Ar
     return jnp.mean(errors**2), (halves, 4 / errors.size * scales * across)
 
 
-def orthogonality_backward(kept: Any, of_mean: Float[Array, ""]) -> Arrays:
-    halves, to_gradient = kept
+def orthogonality_backward(saved: Any, of_mean: Float[Array, ""]) -> Arrays:
+    halves, to_gradient = saved
     return tuple(of_mean * to_gradient @ half for half in halves)
 
 
@@ -453,8 +453,8 @@ def means_over_pairs_forward(
     return means, (hidden_codes, first, middle, firsts, partners, pairs, related)
 
 
-def means_over_pairs_backward(kept: Any, of_means: Float[Array, "task codes hidden"]) -> tuple[Array | None, ...]:
-    hidden_codes, first, middle, firsts, partners, pairs, related = kept
+def means_over_pairs_backward(saved: Any, of_means: Float[Array, "task codes hidden"]) -> tuple[Array | None, ...]:
+    hidden_codes, first, middle, firsts, partners, pairs, related = saved
     of_example = jnp.einsum("tna,tnh->tah", firsts, of_means)
     of_related = jnp.where(related > 0, of_example[:, :, None] * partners[:, None, :, None], 0)
     of_pairs = jnp.where(pairs > 0, of_related @ middle.T, 0)

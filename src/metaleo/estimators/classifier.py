@@ -272,19 +272,21 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
 
     Any number of classes from 2 on, any number of examples of each. Nothing is trained from scratch: LEO encodes the
     examples to a code for each class, improves the codes by gradient steps and decodes them to a linear classifier.
-
-    model: the name of a model in this package, a model file or run folder, a meta-trained `Learner` of your own, or one
-        of the learners that need no training and take rows of any length: "nearest-centroid", "cl2n" and
-        "logistic-regression".
-
     Rows are scaled to length one, as in meta-training, and must have as many numbers as there.
 
-    >>> from metaleo.data import load_data
-    >>> test = load_data("sample").subset("test")
-    >>> rows = test.read(test.rows[:200])  # 100 nematodes, 100 king crabs
-    >>> classifier = LEOClassifier().fit(rows[[0, 1, 2, 100, 101]], ["worm", "worm", "worm", "crab", "crab"])
-    >>> named, probabilities = classifier.predict(rows[50:60]), classifier.predict_proba(rows[150:160])
-    >>> classifier = classifier.partial_fit(rows[102:105], ["crab", "crab", "crab"])  # three more
+    Args:
+        model: The name of a model in this package, a model file or run folder, a meta-trained `Learner` of your own, or
+            one of the learners that need no training and take rows of any length: "nearest-centroid", "cl2n" and
+            "logistic-regression".
+
+    Example:
+        >>> from metaleo import LEOClassifier, load_data
+        >>> test = load_data("sample").subset("test")
+        >>> rows = test.read(test.rows[:200])  # 100 nematodes, 100 king crabs
+        >>> classifier = LEOClassifier().fit(rows[[0, 1, 2, 100, 101]], ["worm", "worm", "worm", "crab", "crab"])
+        >>> classifier.predict_proba(rows[150:160]).shape
+        (10, 2)
+        >>> classifier = classifier.partial_fit(rows[102:105], ["crab", "crab", "crab"])  # three more
     """
 
     @no_type_check  # as in all of scikit-learn, `fit` says what is wrong

@@ -24,17 +24,22 @@ class LEORegressor(RegressorMixin, BaseEstimator):
     """A distribution over functions from a handful of points.
 
     `fit` samples codes from what the encoder makes of the points, adapts each by gradient steps and decodes each to a
-    network: `n_functions` functions that explain the points. They are kept; `predict` is their mean and standard
-    deviation, and none of them is trained any further.
+    network: functions that explain the points. They are kept; `predict` is their mean and standard deviation, and none
+    of them is trained any further.
 
-    model: a model file or run folder, a LEO of your own with a network of real targets (which cannot be pickled if the
-        network is your own), or without it the model of sines and lines in this package, for points with x in [-5, 5].
-    n_functions: how many functions are sampled.
-    random_state: of the sampling, as everywhere in scikit-learn.
+    Args:
+        model: A model file or run folder, a LEO of your own with a network of real targets (which cannot be pickled if
+            the network is your own), or without it the model of sines and lines in this package, for points with x in
+            [-5, 5].
+        n_functions: How many functions are sampled.
+        random_state: Of the sampling, as everywhere in scikit-learn.
 
-    >>> regressor = LEORegressor().fit([[-4.0], [-1.5], [0.5], [2.0], [4.5]], [1.1, -2.0, -0.2, 1.7, -2.2])
-    >>> mean, std = regressor.predict([[-3.0], [3.0]], return_std=True)
-    >>> functions = regressor.sample_y([[-3.0], [3.0]], n_samples=5)
+    Example:
+        >>> from metaleo import LEORegressor
+        >>> regressor = LEORegressor().fit([[-4.0], [-1.5], [0.5], [2.0], [4.5]], [1.1, -2.0, -0.2, 1.7, -2.2])
+        >>> mean, std = regressor.predict([[-3.0], [3.0]], return_std=True)
+        >>> regressor.sample_y([[-3.0], [3.0]], n_samples=5).shape
+        (2, 5)
     """
 
     def __init__(

@@ -57,7 +57,21 @@ class Score(eqx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Results over all tasks; intervals are ± 1.96 standard errors over tasks (95 %)."""
+    """Results over all tasks; intervals are ± 1.96 standard errors over tasks (95 %).
+
+    Attributes:
+        accuracy: Share of query examples whose class is predicted, the mean over tasks.
+        accuracy_interval: Its interval.
+        nll: Mean negative log-likelihood, in nats.
+        nll_interval: Its interval.
+        calibration_error: Expected calibration error over 15 bins of confidence.
+        tasks: How many tasks there were.
+
+    Example:
+        >>> from metaleo import Evaluation
+        >>> Evaluation(0.6, 0.004, 1.0, 0.01, 0.02, tasks=10_000).accuracy
+        0.6
+    """
 
     accuracy: float
     accuracy_interval: float

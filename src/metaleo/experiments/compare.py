@@ -30,10 +30,10 @@ from metaleo._io.run_log import read_metrics
 from metaleo._jax.devices import fits_on_device
 from metaleo.checkpoints import load_model, save_model
 from metaleo.config.presets import resolve_config
-from metaleo.config.schema import TrainConfig
+from metaleo.config.schema import TrainConfig, require_at_least
 from metaleo.data.feature_files import load_data
 from metaleo.data.metaset import SLAB, MetaSet
-from metaleo.errors import BadInput, Interrupted, require_at_least
+from metaleo.errors import BadInput, Interrupted
 from metaleo.evaluation.evaluate import Evaluation, Score, load_score, save_score, score_learner, summarise
 from metaleo.learners.registry import LEARNERS, UNTRAINED, Structure
 from metaleo.plotting.figures import plot_comparison, plot_curves

@@ -29,9 +29,9 @@ from metaleo._io.run_log import read_metrics
 from metaleo._jax.devices import barrier, fits_on_device, is_first_host
 from metaleo.checkpoints import load_model
 from metaleo.config.presets import resolve_config
-from metaleo.config.schema import TrainConfig
+from metaleo.config.schema import TrainConfig, require_at_least
 from metaleo.data.metaset import SPLITS, MetaSet
-from metaleo.errors import BadInput, require_at_least
+from metaleo.errors import BadInput
 from metaleo.evaluation.evaluate import Score, load_score, save_score, score_learner, summarise
 from metaleo.plotting.figures import plot_curves, plot_reproduction
 from metaleo.search.random_search import SearchConfig

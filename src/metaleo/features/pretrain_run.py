@@ -160,7 +160,7 @@ class PretrainRun:
                 if due:
                     means = {name: finite_or_none(np.mean([each[name] for each in infos])) for name in infos[-1]}
                     record = {"step": step, "epoch": round(step / batches.per_epoch, 2), **means}
-                    record |= self.judge(state, probe) | {"images_per_second": round(rate)}
+                    record |= self.validate(state, probe) | {"images_per_second": round(rate)}
                     log.write([record])
                     self.save(state, record)
                     report(record)
@@ -172,7 +172,7 @@ class PretrainRun:
                 clock, since = time.monotonic(), step
         return state
 
-    def judge(self, state: PretrainState, probe: Probe | None) -> Record:
+    def validate(self, state: PretrainState, probe: Probe | None) -> Record:
         """What is known of the network by now."""
         network = state.result
         values = {

@@ -21,20 +21,28 @@ Metrics = dict[str, Float[Array, ""]]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HyperParams:
-    """The numbers of the paper's random search (Table 6). Arrays inside a run, so that a search is a `vmap`."""
+    """The numbers of the paper's random search (Table 6). Arrays inside a run, so that a search is a `vmap`.
+
+    Args:
+        learning_rate: η of Algorithm 1: Adam's step in the outer loop.
+        kl: β of Eq. 6: weight of the KL term.
+        encoder_penalty: γ of Eq. 6: weight of the pull of codes to adapted codes.
+        l2: λ₁ of Eq. 7: weight of the L2 term.
+        orthogonality: λ₂ of Eq. 7: weight of the decoder's orthogonality term.
+        keep_prob: p_keep: probability that dropout keeps a feature.
+
+    Example:
+        >>> from metaleo import HyperParams
+        >>> HyperParams(learning_rate=1e-3).kl
+        0.1
+    """
 
     learning_rate: float | Float[Array, "*runs"] = 4e-4
-    """η of Algorithm 1: Adam's step in the outer loop."""
     kl: float | Float[Array, "*runs"] = 0.1
-    """β of Eq. 6: weight of the KL term."""
     encoder_penalty: float | Float[Array, "*runs"] = 1e-9
-    """γ of Eq. 6: weight of the pull of codes to adapted codes."""
     l2: float | Float[Array, "*runs"] = 1e-8
-    """λ₁ of Eq. 7: weight of the L2 term."""
     orthogonality: float | Float[Array, "*runs"] = 0.1
-    """λ₂ of Eq. 7: weight of the decoder's orthogonality term."""
     keep_prob: float | Float[Array, "*runs"] = 0.7
-    """p_keep: probability that dropout keeps a feature."""
 
     @classmethod
     def from_json(cls, values: dict[str, float]) -> "HyperParams":
@@ -43,7 +51,18 @@ class HyperParams:
 
 
 class Adaptation(eqx.Module):
-    """A task solved: `head` classifies one input; `trace` is how it came about, for those who want to look."""
+    """A task solved.
+
+    Args:
+        head: The adapted f_θ′: call it on one input; a classifier returns logits.
+        trace: How it came about, for those who want to look; each learner has its own.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from metaleo import Adaptation, LinearHead
+        >>> Adaptation(LinearHead(jnp.eye(2))).head(jnp.array([0.0, 3.0])).tolist()
+        [0.0, 3.0]
+    """
 
     head: Head
     trace: PyTree = None
@@ -54,20 +73,48 @@ SUPPORT, QUERY, CODE, WEIGHTS = range(4)
 
 
 class Learner(eqx.Module):
-    """A way of learning to learn, written for ONE task. Its array leaves are φ: what the outer loop learns."""
+    """A way of learning to learn, written for ONE task. Its array leaves are φ: what the outer loop learns.
+
+    A subclass declares its arrays, and its structure as static fields; `adapt` is all that it must define.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from metaleo import Adaptation, Learner, LinearHead, labelled
+        >>> class Sharp(Learner):
+        ...     sharpness: jnp.ndarray  # learned
+        ...
+        ...     def adapt(self, support, hyper=None, key=None):
+        ...         return Adaptation(LinearHead(self.sharpness * support.class_weights() @ support.inputs))
+        >>> head = Sharp(jnp.array(2.0)).adapt(labelled(jnp.eye(2), jnp.arange(2), way=2)).head
+        >>> head(jnp.array([1.0, 0.0])).tolist()
+        [2.0, 0.0]
+    """
 
     @abc.abstractmethod
     def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
-        """Fit the head to a support set. Without a key: evaluation, that is means and no dropout.
+        """Fit the head to a support set.
 
-        A key without hyper-parameters samples a solution as in training, from those a stochastic learner holds
-        possible, but drops nothing; for other learners it changes nothing.
+        Args:
+            support: The labelled examples.
+            hyper: What training is regularised with.
+            key: For all that is random in training. Without it: evaluation, that is means and no dropout. A key without
+                `hyper` samples a solution as in training, from those a stochastic learner holds possible, but drops
+                nothing; for other learners it changes nothing.
+
+        Returns:
+            The adapted head, and a trace.
         """
 
     def meta_loss(self, task: Task, hyper: HyperParams, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
-        """What the outer loop minimises, for one task: the query loss of the head adapted to the support set (Eq. 2).
+        """What the outer loop minimises for one task: unless a learner says otherwise, the query loss (Eq. 2).
 
-        Unless a learner says otherwise.
+        Args:
+            task: Support set to adapt to, query set to predict.
+            hyper: Weights of the terms of the loss.
+            key: For all that is random.
+
+        Returns:
+            The loss, and numbers to report.
         """
         head = self.adapt(task.support, hyper, key).head
         return query_loss_and_metrics(head, task.query, hyper, key, getattr(self, "network", None))

@@ -1,24 +1,36 @@
 """Latent Embedding Optimization: Algorithm 1 of the paper for one task, with the fine-tuning of Section 4.2.3."""
 
+from typing import Any
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from metaleo._jax.random import apply_dropout
 from metaleo.inner_loop import descend
-from metaleo.learners.base import Adaptation, HyperParams, Metrics, descend_weights, query_loss_and_metrics
-from metaleo.learners.leo_parts import Codes, LEOParts, Losses, Noise, Trace, Weights, draw_noise
+from metaleo.learners.base import Adaptation, HyperParams, Learner, Metrics, descend_weights, query_loss_and_metrics
+from metaleo.learners.leo_noise import Codes, Losses, Noise, Trace, Weights, draw_noise
 from metaleo.losses import encoder_penalty, l2, mixture_loss, orthogonality
-from metaleo.nn.encoder_decoder import Gaussian, code_scale, weights_scale
+from metaleo.nn.encoder_decoder import Decoder, Encoder, Gaussian, RelationNet, code_scale, weights_scale
+from metaleo.nn.heads import Network
 from metaleo.tasks.task import Batch, Task
 
 
-class LEO(LEOParts):
+class LEO(Learner):
     """Encode the support set to codes, descend on the codes, decode, fine-tune the weights.
 
     A code per class, each for the weights of its class, or one code for all parameters of any network: `network` says.
-    The paper's ablations (Table 2) are switches: no latent steps, no fine-tuning steps, `stochastic` off, or codes
-    from the prior p(z) = N(0, 1) instead of an encoder (`random_prior`). `LEO.init` makes a fresh one.
+    The paper's ablations (Table 2) are switches: no latent steps, no fine-tuning, not `stochastic`, `random_prior`.
+
+    Args (of `LEO.init`):
+        key, network: For the initial weights; what is generated, by default `linear_network(dim)` of the paper.
+        latent, widths: Numbers of a code; units of hidden layers in encoder and decoder, which are linear without any.
+        latent_steps, finetune_steps: Gradient steps on codes, then on weights.
+        latent_step_size, finetune_step_size: Where the learned step sizes start.
+        from_start, random_prior: Decode departures from `network.start`; draw codes from N(0, 1), without an encoder.
+        stochastic, official: Draw codes and weights in training; scales and KL exactly as in the authors' code.
+        samples, max_grad_norm: Solutions of a training task, scored jointly; the most of an inner gradient's norm.
 
     Example:
         >>> import jax
@@ -28,6 +40,33 @@ class LEO(LEOParts):
         >>> head(jax.numpy.ones(2)).shape  # the logits of one input
         (2,)
     """
+
+    encoder: Encoder | None
+    relation: RelationNet | None
+    decoder: Decoder
+    latent_step_size: Float[Array, " latent"]
+    finetune_step_size: Float[Array, " size"]
+    network: Network = eqx.field(static=True)
+    latent_steps: int = eqx.field(static=True)
+    finetune_steps: int = eqx.field(static=True)
+    stochastic: bool = eqx.field(static=True, default=True)
+    official: bool = eqx.field(static=True, default=False)
+    samples: int = eqx.field(static=True, default=1)
+    max_grad_norm: float | None = eqx.field(static=True, default=None)
+
+    @classmethod
+    def init(
+        cls, key: PRNGKeyArray, network: Network, *, latent: int = 64, widths: tuple[int, ...] = (),
+        latent_steps: int = 5, finetune_steps: int = 5, latent_step_size: float | Float[Array, ""] = 1.0,
+        finetune_step_size: float | Float[Array, ""] = 0.001, from_start: bool = False, random_prior: bool = False,
+        **switches: Any,
+    ) -> "LEO":  # fmt: skip
+        encoder_key, relation_key, decoder_key = jax.random.split(key, 3)
+        encoder = None if random_prior else Encoder.init(encoder_key, network.evidence, latent, widths)
+        relation = None if random_prior else RelationNet.init(relation_key, latent)
+        decoder = Decoder.init(decoder_key, latent, network.size, widths, network.start if from_start else None)
+        step_sizes = jnp.full((latent,), latent_step_size), jnp.full((network.size,), finetune_step_size)
+        return cls(encoder, relation, decoder, *step_sizes, network, latent_steps, finetune_steps, **switches)
 
     def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         return self.adapt_with(support, None if key is None else draw_noise(self, support, hyper, key))
@@ -65,10 +104,9 @@ class LEO(LEOParts):
 
         def loss(code: Codes, now: tuple[Array | None, Weights | None]) -> Float[Array, ""]:
             mask, weights_noise = now
+            head = self.network.head(self.decode(code, weights_noise))
             inputs = apply_dropout(support.inputs, mask, noise.keep_prob)
-            return self.network.support_loss(
-                jax.vmap(self.network.head(self.decode(code, weights_noise)))(inputs), support
-            )
+            return self.network.support_loss(jax.vmap(head)(inputs), support)
 
         steps = self.latent_step_size[None, :], self.latent_steps
         each_step = noise.latent_masks, None if noise.weights is None else noise.weights[:-1]
@@ -76,10 +114,9 @@ class LEO(LEOParts):
 
     def descend_weights(self, weights: Weights, support: Batch, noise: Noise) -> tuple[Weights, Losses]:
         """θ ← θ - α ∘ ∇L(θ), with fresh dropout at every step."""
-        steps, masks = (self.finetune_step_size[None, :], self.finetune_steps), noise.finetune_masks
-        return descend_weights(
-            self.network, weights, *steps, support, masks, noise.keep_prob, max_grad_norm=self.max_grad_norm
-        )
+        steps = self.finetune_step_size[None, :], self.finetune_steps
+        dropout = noise.finetune_masks, noise.keep_prob
+        return descend_weights(self.network, weights, *steps, support, *dropout, max_grad_norm=self.max_grad_norm)
 
     def meta_loss(self, task: Task, hyper: HyperParams, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
         """Eq. 6. Of several samples the query losses are joined by `mixture_loss`, and all else is averaged."""

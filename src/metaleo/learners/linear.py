@@ -65,11 +65,22 @@ def present(rows: Float[Array, "example dim"], support: Batch) -> Float[Array, "
 
 
 class LogisticRegression(Learner):
-    """min_W Σ_i cross-entropy(W x_i, y_i) + |W|²/2C, without intercept: nothing is learned from other tasks."""
+    """min_W Σ_i cross-entropy(W x_i, y_i) + |W|²/2C, without intercept: nothing is learned from other tasks.
+
+    Args:
+        C: Inverse of the regularisation, as in scikit-learn.
+        num_steps: Steps of Newton's method. Fifty features of length one need 8 for C = 1, and up to 18 for C = 100.
+
+    Example:
+        >>> import jax
+        >>> from metaleo import LogisticRegression, labelled
+        >>> learner = LogisticRegression(C=1.0)
+        >>> learner.adapt(labelled(jax.numpy.eye(2), jax.numpy.arange(2), way=2)).head(jax.numpy.ones(2)).shape
+        (2,)
+    """
 
     C: float = eqx.field(static=True, default=1.0)
     num_steps: int = eqx.field(static=True, default=20)
-    """Of Newton's method. Fifty features of length one need 8 for C = 1, and up to 18 for C = 100."""
 
     def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
         """W = C AᵀX, where A = Y - softmax(X Wᵀ); found in A, with as many rows as there are examples."""
@@ -121,6 +132,19 @@ class RidgeRegression(Learner):
     """min_W |Z W - Y|² + λ|W|² on embedded examples Z, then logits s x W (R2-D2, Bertinetto et al. 2019).
 
     Their constant added to all logits is left out: softmax does not see it.
+
+    Args (of `RidgeRegression.init`):
+        key: Not used; all learners of a run are made from one.
+        dim: Numbers per example.
+        regulariser: Where the learned λ starts.
+        sharpness: Where the learned s starts.
+
+    Example:
+        >>> import jax
+        >>> from metaleo import RidgeRegression, labelled
+        >>> learner = RidgeRegression.init(jax.random.key(0), dim=2)
+        >>> learner.adapt(labelled(jax.numpy.eye(2), jax.numpy.arange(2), way=2)).head(jax.numpy.ones(2)).shape
+        (2,)
     """
 
     embedding: Embedding

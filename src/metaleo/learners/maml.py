@@ -60,7 +60,23 @@ class Descent(eqx.Module):
 
 
 class MAML(Learner):
-    """A learned start, one fixed step size (Finn et al. 2017). `first_order` ignores second derivatives."""
+    """A learned start, one fixed step size (Finn et al. 2017).
+
+    Args (of `MAML.init`):
+        network: What is descended on.
+        way: Classes of a training task; a row of weights is learned for each.
+        step_size: Of every gradient step.
+        num_steps: Gradient steps.
+        first_order: Ignore second derivatives (FOMAML).
+        max_grad_norm: The most of an inner gradient's norm.
+
+    Example:
+        >>> import jax
+        >>> from metaleo import MAML, labelled, linear_network
+        >>> learner = MAML.init(linear_network(2), way=2)
+        >>> learner.adapt(labelled(jax.numpy.eye(2), jax.numpy.arange(2), way=2)).head(jax.numpy.ones(2)).shape
+        (2,)
+    """
 
     start: Float[Array, "row size"]
     network: Network = eqx.field(static=True)
@@ -91,7 +107,22 @@ class MAML(Learner):
 
 
 class MetaSGD(Learner):
-    """A learned start and a learned step size for every weight (Li et al. 2017)."""
+    """A learned start and a learned step size for every weight (Li et al. 2017).
+
+    Args (of `MetaSGD.init`):
+        network: What is descended on.
+        way: Classes of a training task; a row of weights is learned for each.
+        step_size: Where the learned step sizes start.
+        num_steps: Gradient steps.
+        max_grad_norm: The most of an inner gradient's norm.
+
+    Example:
+        >>> import jax
+        >>> from metaleo import MetaSGD, labelled, linear_network
+        >>> learner = MetaSGD.init(linear_network(2), way=2)
+        >>> learner.adapt(labelled(jax.numpy.eye(2), jax.numpy.arange(2), way=2)).head(jax.numpy.ones(2)).shape
+        (2,)
+    """
 
     start: Float[Array, "row size"]
     step_size: Float[Array, "row size"]
@@ -123,7 +154,22 @@ class MetaSGD(Learner):
 
 
 class Reptile(Learner):
-    """A learned start that follows where descent leads, one fixed step size (Nichol et al. 2018)."""
+    """A learned start that follows where descent leads, one fixed step size (Nichol et al. 2018).
+
+    Args (of `Reptile.init`):
+        network: What is descended on.
+        way: Classes of a training task; a row of weights is learned for each.
+        step_size: Of every gradient step.
+        num_steps: Gradient steps.
+        max_grad_norm: The most of an inner gradient's norm.
+
+    Example:
+        >>> import jax
+        >>> from metaleo import Reptile, labelled, linear_network
+        >>> learner = Reptile.init(linear_network(2), way=2)
+        >>> learner.adapt(labelled(jax.numpy.eye(2), jax.numpy.arange(2), way=2)).head(jax.numpy.ones(2)).shape
+        (2,)
+    """
 
     start: Float[Array, "row size"]
     network: Network = eqx.field(static=True)

@@ -24,7 +24,18 @@ from metaleo.tasks.task import Batch, Task, normalise
 
 
 class NearestCentroid(Learner):
-    """Cosine to each class's mean, times a fixed sharpness: nothing is learned. The floor for everything else."""
+    """Cosine to each class's mean, times a fixed sharpness: nothing is learned. The floor for everything else.
+
+    Args:
+        sharpness: What cosines are multiplied with.
+
+    Example:
+        >>> import jax
+        >>> from metaleo import NearestCentroid, labelled
+        >>> learner = NearestCentroid()
+        >>> learner.adapt(labelled(jax.numpy.eye(2), jax.numpy.arange(2), way=2)).head(jax.numpy.ones(2)).shape
+        (2,)
+    """
 
     sharpness: float = eqx.field(static=True, default=10.0)
 
@@ -39,7 +50,20 @@ class NearestCentroid(Learner):
 
 
 class CL2N(Learner):
-    """Nearest centroid of features centred on the training mean, then normalised (SimpleShot, Wang et al. 2019)."""
+    """Nearest centroid of features centred on the training mean, then normalised (SimpleShot, Wang et al. 2019).
+
+    Args (of `CL2N.init`):
+        key: Not used; all learners of a run are made from one.
+        dim: Numbers per example.
+        sharpness: What squared distances are multiplied with.
+
+    Example:
+        >>> import jax
+        >>> from metaleo import CL2N, labelled
+        >>> learner = CL2N.init(jax.random.key(0), dim=2)
+        >>> learner.adapt(labelled(jax.numpy.eye(2), jax.numpy.arange(2), way=2)).head(jax.numpy.ones(2)).shape
+        (2,)
+    """
 
     centre: Float[Array, " dim"]
     sharpness: float = eqx.field(static=True)
@@ -62,7 +86,20 @@ class CL2N(Learner):
 
 
 class PrototypicalNet(Learner):
-    """-s|E x - c_n|², c_n the mean of a class's embedded examples (Snell et al. 2017): affine in x."""
+    """-s|E x - c_n|², c_n the mean of a class's embedded examples (Snell et al. 2017): affine in x.
+
+    Args (of `PrototypicalNet.init`):
+        key: Not used; all learners of a run are made from one.
+        dim: Numbers per example.
+        sharpness: Where the learned s starts.
+
+    Example:
+        >>> import jax
+        >>> from metaleo import PrototypicalNet, labelled
+        >>> learner = PrototypicalNet.init(jax.random.key(0), dim=2)
+        >>> learner.adapt(labelled(jax.numpy.eye(2), jax.numpy.arange(2), way=2)).head(jax.numpy.ones(2)).shape
+        (2,)
+    """
 
     embedding: Embedding
     log_sharpness: Float[Array, ""]
@@ -85,6 +122,18 @@ class MatchingNet(Learner):
     """Attention to each example by cosine, which votes for its class (Vinyals et al. 2016).
 
     Without their full context embeddings: an example's embedding does not depend on the others.
+
+    Args (of `MatchingNet.init`):
+        key: Not used; all learners of a run are made from one.
+        dim: Numbers per example.
+        sharpness: Where the learned factor on cosines starts.
+
+    Example:
+        >>> import jax
+        >>> from metaleo import MatchingNet, labelled
+        >>> learner = MatchingNet.init(jax.random.key(0), dim=2)
+        >>> learner.adapt(labelled(jax.numpy.eye(2), jax.numpy.arange(2), way=2)).head(jax.numpy.ones(2)).shape
+        (2,)
     """
 
     embedding: Embedding
@@ -109,6 +158,19 @@ class RelationNetLearner(Learner):
 
     Trained with the cross-entropy of a softmax over classes, where they use squared errors of sigmoids: so that
     its likelihoods mean what those of the others mean.
+
+    Args (of `RelationNetLearner.init`):
+        key: Of the initial weights.
+        dim: Numbers per example.
+        hidden: Units of the hidden layers.
+        sharpness: Where the learned factor on scores starts.
+
+    Example:
+        >>> import jax
+        >>> from metaleo import RelationNetLearner, labelled
+        >>> learner = RelationNetLearner.init(jax.random.key(0), dim=2)
+        >>> learner.adapt(labelled(jax.numpy.eye(2), jax.numpy.arange(2), way=2)).head(jax.numpy.ones(2)).shape
+        (2,)
     """
 
     embedding: Embedding

@@ -20,7 +20,7 @@ from metaleo.analysis.codes import (
 from metaleo.analysis.coverage import KINDS, describe_coverage, measure_coverage
 from metaleo.analysis.curvature import describe_curvature, measure_curvature
 from metaleo.analysis.paths import descending
-from metaleo.analysis.uncertainty import ask, ask_for_functions, describe_answers, describe_functions
+from metaleo.analysis.uncertainty import collect_answers, collect_functions, describe_answers, describe_functions
 from metaleo.checkpoints import Candidate
 from metaleo.data.class_names import readable_name
 from metaleo.errors import BadInput
@@ -168,8 +168,8 @@ def analyse_uncertainty(
         return analyse_functions(candidates, settings, samples or 100)
     settings.check(candidates, lambda one: settings.suite.tasks(one, settings.split, query))
     samples = samples or 32
-    ask_with = functools.partial(ask, samples=samples, query=query)
-    found = {one.name: settings.measure(one, ask_with) for one in candidates}
+    collect = functools.partial(collect_answers, samples=samples, query=query)
+    found = {one.name: settings.measure(one, collect) for one in candidates}
     numbers = {name: {way: describe_answers(answers) for way, answers in ways.items()} for name, ways in found.items()}
     rows = []
     for name, ways in numbers.items():
@@ -199,8 +199,8 @@ def analyse_uncertainty(
 
 
 def analyse_functions(candidates: Sequence[Candidate], settings: AnalysisSettings, samples: int) -> Finding:
-    ask_with = functools.partial(ask_for_functions, samples=samples)
-    found = {one.name: settings.measure(one, ask_with) for one in candidates}
+    collect = functools.partial(collect_functions, samples=samples)
+    found = {one.name: settings.measure(one, collect) for one in candidates}
     numbers = {name: describe_functions(functions) for name, functions in found.items()}
     rows = []
     for name, held in numbers.items():

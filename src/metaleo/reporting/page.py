@@ -15,7 +15,7 @@ import jax
 
 import metaleo
 from metaleo._io.run_log import read_metrics
-from metaleo.analysis.paths import Descending, inside, steps_codes
+from metaleo.analysis.paths import Descending, inner_learner, steps_codes
 from metaleo.checkpoints import Candidate
 from metaleo.errors import BadInput
 from metaleo.evaluation.evaluate import TaskSuite, score_learner, summarise
@@ -129,10 +129,10 @@ def functions_section(candidate: Candidate, settings: AnalysisSettings) -> Secti
 def sections(
     models: Sequence[Candidate], candidates: Sequence[Candidate], settings: AnalysisSettings, test_tasks: int
 ) -> Iterator[Section]:
-    """All that can be said: of `models`, every seed; of `subjects`, one model of each run."""
+    """All that can be said: of `models`, every seed; of `candidates`, one model of each run."""
     functions = settings.suite.problem is not None
     names = {one.source: one.source.name for one in models} | {one.source: one.name for one in candidates}
-    stepping = [one for one in candidates if isinstance(inside(one.learner), Descending)]
+    stepping = [one for one in candidates if isinstance(inner_learner(one.learner), Descending)]
     yield runs_section(models, names)
     curves = curves_section(candidates)
     if curves:

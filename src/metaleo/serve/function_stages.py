@@ -13,7 +13,7 @@ from metaleo.errors import BadInput
 from metaleo.estimators.classifier import pad, padded_length
 from metaleo.learners.base import Learner
 from metaleo.learners.leo import LEO
-from metaleo.learners.leo_parts import Noise, draw_noise
+from metaleo.learners.leo_noise import Noise, draw_noise
 from metaleo.tasks.sines_and_lines import DOMAIN
 from metaleo.tasks.task import Batch
 

@@ -120,11 +120,11 @@ class StrictRoute(APIRoute):
 
 
 class InferenceService:
-    """The models, the kept tasks, and the threads that do the work."""
+    """The models, a cache of adapted tasks, and the threads that adapt and predict."""
 
     def __init__(self, models: dict[str, ServedModel], limits: Limits):
         self.models, self.limits = models, limits
-        self.kept: LRUCache[ServedTask] = LRUCache(limits.tasks, limits.tasks_bytes)
+        self.cache: LRUCache[ServedTask] = LRUCache(limits.tasks, limits.tasks_bytes)
         self.pool = ThreadPoolExecutor(limits.threads, "work")
         self.waiting = 0
         self.shapes: set[tuple[str, str, int, int]] = set()
@@ -148,7 +148,7 @@ class InferenceService:
         return served
 
     def task(self, name: str) -> ServedTask:
-        found = self.kept.get(name)
+        found = self.cache.get(name)
         if found is None:
             raise HTTPException(404, f"no task is called {name!r}; those not used for long are forgotten: adapt again")
         return found
@@ -182,8 +182,8 @@ class InferenceService:
             jax.clear_caches()
         self.shapes.add(shape)
 
-    def keep(self, task: ServedTask) -> str:
-        return self.kept.add(task, 4096 + sum(leaf.nbytes for leaf in jax.tree.leaves(task.adapted.head)))
+    def store(self, task: ServedTask) -> str:
+        return self.cache.add(task, 4096 + sum(leaf.nbytes for leaf in jax.tree.leaves(task.adapted.head)))
 
     def warm_up(self) -> None:
         """Compile what the first visitor would wait for."""
@@ -311,7 +311,7 @@ def make_app(
             return service.adapt(served, served.rows(request.examples, request.drawings), request.labels)
 
         task = await service.work(work)
-        return AdaptedTask(task=service.keep(task), classes=list(task.adapted.classes), examples=len(request.labels))
+        return AdaptedTask(task=service.store(task), classes=list(task.adapted.classes), examples=len(request.labels))
 
     @app.post("/api/predict", responses=PROBLEMS)
     async def predict_examples(request: Predict) -> Predictions:
@@ -351,7 +351,7 @@ def make_app(
         task, result = await service.work(
             lambda: adapt_file(service, served, read_upload(body, name, limits.file_bytes), unsure_below)
         )
-        return result.model_copy(update={"task": service.keep(task)})
+        return result.model_copy(update={"task": service.store(task)})
 
     @app.post("/api/predict-file", responses=PROBLEMS, openapi_extra=FILE_BODY)
     async def predict_file(
@@ -408,15 +408,15 @@ class TimedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(HEAD_SECONDS, self.look_again, None)
+        self.loop.call_later(HEAD_SECONDS, self.check_progress, None)
 
-    def look_again(self, last: Any) -> None:
+    def check_progress(self, last: Any) -> None:
         if self.transport.is_closing():
             return
         if self.conn.their_state is h11.IDLE and self.cycle is last:
             self.transport.close()
         else:
-            self.loop.call_later(HEAD_SECONDS, self.look_again, self.cycle)
+            self.loop.call_later(HEAD_SECONDS, self.check_progress, self.cycle)
 
 
 def make_server(app: FastAPI, limits: Limits) -> uvicorn.Server:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
 
 from metaleo.data.metaset import MetaSet
-from metaleo.errors import BadInput, require_at_least
+from metaleo.errors import BadInput
 from metaleo.tasks.task import Batch, Task, Tasks, normalise
 
 
@@ -92,9 +92,14 @@ class EpisodeIndices(eqx.Module):
 
 
 class Episodes(Tasks):
-    """The tasks p(T) over some classes: `sample(key)` is one of them.
+    """N-way K-shot tasks over some classes: `sample(key)` is one of them. `Episodes.over` makes them.
 
-    `query` images per class are drawn; None means all the rest, as the paper validates and tests.
+    Example:
+        >>> import jax
+        >>> from metaleo import Episodes, load_data
+        >>> episodes = Episodes.over(load_data("sample").subset("train"), way=5, shot=1, query=15)
+        >>> episodes.sample(jax.random.key(0)).query.inputs.shape
+        (75, 640)
     """
 
     rows: Rows
@@ -108,7 +113,18 @@ class Episodes(Tasks):
 
     @classmethod
     def over(cls, metaset: MetaSet, way: int, shot: int, query: int | None, rows: Rows | None = None) -> "Episodes":
-        """Tasks over the classes of `metaset`. `rows` holds the features, where several subsets share them."""
+        """Tasks over the classes of a meta-set.
+
+        Args:
+            metaset: The classes, for instance `load_data(file).subset("train")`.
+            way: Classes per task.
+            shot: Support examples per class.
+            query: Query examples per class; None means all the rest, as the paper validates and tests.
+            rows: The features, where several subsets share them; by default they are copied to the device.
+
+        Returns:
+            A distribution of tasks.
+        """
         check_classes(metaset, way, shot, query)
         return cls(
             place_rows(metaset) if rows is None else rows,
@@ -182,8 +198,9 @@ def sample_without_replacement(key: PRNGKeyArray, total: int | Int[Array, ""], c
 
 def check_classes(metaset: MetaSet, way: int, shot: int, query: int | None) -> None:
     """Every class must be able to fill its part of a task."""
-    require_at_least(2, way=way)
-    require_at_least(1, shot=shot, query=1 if query is None else query)
+    for name, number, least in (("way", way, 2), ("shot", shot, 1), ("query", 1 if query is None else query, 1)):
+        if number < least:
+            raise BadInput(f"{name}={number} must be at least {least}")
     splits = "/".join(sorted(set(metaset.splits))) or "chosen"
     if len(metaset.counts) < way:
         raise BadInput(f"{way}-way tasks need {way} classes; the {splits} split has {len(metaset.counts)}")
@@ -195,3 +212,26 @@ def check_classes(metaset: MetaSet, way: int, shot: int, query: int | None) -> N
             f"{shot} shots and {'at least 1 query' if query is None else f'{query} queries'} need {need} images per "
             f"class; of the {splits} split {shown}{', …' if len(small) > 5 else ''}"
         )
+
+
+def check_enough(metaset: MetaSet, way: int) -> None:
+    """Refuse classes that are too few for tasks of so many, and say what else to do."""
+    train, val = (metaset.splits.count(split) for split in ("train", "val"))
+    if train and min(train, val) < way:
+        most = min(train, val)
+        smaller = f"try way={most}, or " if most >= 2 else ""
+        raise BadInput(
+            f"{way}-way tasks need {way} train and {way} val classes, and there are {train} and {val}: {smaller}"
+            "adapt a model that was trained on other classes (`metaleo adapt`), or collect more classes"
+        )
+
+
+def advice(metaset: MetaSet, way: int) -> str | None:
+    """What to tell somebody whose classes are just enough for tasks of so many; nothing if all is well."""
+    train = metaset.splits.count("train")
+    if train < 4 * way:
+        return (
+            f"only {train} train classes: tasks repeat themselves, and LEO may learn them by heart; compare it "
+            "with `metaleo compare --learners leo nearest-centroid logistic-regression`"
+        )
+    return None

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray
 
-from metaleo.errors import require_at_least
+from metaleo.errors import BadInput
 from metaleo.tasks.task import Batch, Task, Tasks
 
 DOMAIN = (-5.0, 5.0)
@@ -30,13 +30,26 @@ class Curve(eqx.Module):
 
 
 class SinesAndLines(Tasks):
-    """Half of the tasks are sines, half are lines: an endless stream."""
+    """Half of the tasks are sines, half are lines, seen with noise: an endless stream.
+
+    Args:
+        shot: Points of the support set.
+        query: Points of the query set.
+
+    Example:
+        >>> import jax
+        >>> from metaleo import SinesAndLines
+        >>> SinesAndLines(shot=5).sample(jax.random.key(0)).support.inputs.shape
+        (5, 1)
+    """
 
     shot: int = eqx.field(static=True, default=5)
     query: int = eqx.field(static=True, default=15)
 
     def __post_init__(self) -> None:
-        require_at_least(1, shot=self.shot, query=self.query)
+        for name in ("shot", "query"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name}={getattr(self, name)} must be at least 1")
 
     def sample(self, key: PRNGKeyArray) -> Task:
         return self.draw(key)[1]

@@ -1,4 +1,4 @@
-"""What a learner is given: a support set to adapt to, and a query set to be judged on."""
+"""What a learner is given: a support set to adapt to, and a query set to predict."""
 
 import abc
 
@@ -10,10 +10,19 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 
 class Batch(eqx.Module):
-    """Examples with their targets. Rows where `mask` is false are padding: they change nothing.
+    """Examples with their targets.
 
-    For classification `targets` holds one-hot rows, so the number of ways is part of the shape; for regression, what
-    is to be predicted.
+    Args:
+        inputs: A row per example.
+        targets: One-hot rows for classification, so that the number of ways is part of the shape; for regression, what
+            is to be predicted.
+        mask: Rows where it is false are padding: they change nothing.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from metaleo import Batch
+        >>> Batch(jnp.ones((3, 4)), jnp.eye(3), jnp.ones(3, bool)).way
+        3
     """
 
     inputs: Float[Array, "example *input"]
@@ -36,7 +45,19 @@ class Batch(eqx.Module):
 
 
 class Task(eqx.Module):
-    """One problem: D^tr of the paper is `support`, D^val is `query`."""
+    """One problem.
+
+    Args:
+        support: The few examples to learn from (D^tr of the paper).
+        query: The examples to predict (D^val of the paper).
+
+    Example:
+        >>> import jax
+        >>> from metaleo import Episodes, load_data
+        >>> task = Episodes.over(load_data("sample"), way=5, shot=1, query=15).sample(jax.random.key(0))
+        >>> task.support.inputs.shape, task.query.inputs.shape
+        ((5, 640), (75, 640))
+    """
 
     support: Batch
     query: Batch
@@ -45,8 +66,20 @@ class Task(eqx.Module):
 class Tasks(eqx.Module):
     """A distribution p(T) over problems: `sample(key)` is one of them, always the same for the same key.
 
-    Where drawing a task takes many tiny steps, `sample_indices` does those for many tasks beforehand, and `gather` the
-    rest.
+    `Episodes` and `SinesAndLines` are such; one of your own is a subclass with a pure `sample(key)`. Where drawing one
+    takes many tiny steps, `sample_indices` does those for many tasks beforehand, and `gather` the rest.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from metaleo import Batch, Task, Tasks
+        >>> class Slopes(Tasks):
+        ...     def sample(self, key):
+        ...         x = jnp.linspace(0, 1, 6)[:, None]
+        ...         both = Batch(x, x * jax.random.normal(key), jnp.ones(6, bool))
+        ...         return Task(*(jax.tree.map(lambda leaf: leaf[part], both) for part in (slice(2), slice(2, 6))))
+        >>> Slopes().sample(jax.random.key(0)).query.targets.shape
+        (4, 1)
     """
 
     @abc.abstractmethod
@@ -78,13 +111,42 @@ def labelled(
     way: int,
     mask: Bool[Array, " example"] | None = None,
 ) -> Batch:
-    """A batch from integer labels in 0 … way - 1, any number of examples per class."""
+    """A batch from integer labels, any number of examples per class.
+
+    Args:
+        inputs: A vector per example.
+        labels: Integers in 0 … way - 1.
+        way: Number of classes.
+        mask: False for rows that are padding; by default none is.
+
+    Returns:
+        The examples with one-hot targets.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from metaleo import labelled
+        >>> labelled(jnp.ones((3, 8)), jnp.array([0, 0, 1]), way=2).targets.tolist()
+        [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    """
     targets = jax.nn.one_hot(labels, way, dtype=inputs.dtype)
     return Batch(inputs, targets, jnp.ones(len(inputs), bool) if mask is None else mask)
 
 
 def normalise(vectors: Float[Array | np.ndarray, "*batch dim"]) -> Float[Array, "*batch dim"]:
-    """x / |x|, as the authors' code does before anything else; a zero vector stays zero."""
+    """x / |x|, as the authors' code does before anything else.
+
+    Args:
+        vectors: Any number of them, along the last axis.
+
+    Returns:
+        Vectors of length one; a zero vector stays zero.
+
+    Example:
+        >>> import numpy as np
+        >>> from metaleo import normalise
+        >>> normalise(np.array([3.0, 4.0])).round(1).tolist() == np.float32([0.6, 0.8]).tolist()
+        True
+    """
     vectors = jnp.asarray(vectors)
     squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))

@@ -25,17 +25,30 @@ CLIP = 0.1
 
 
 class RunState(eqx.Module):
-    """All that a run needs to go on; what it has learned so far is `best`."""
+    """All that a run needs to go on; `meta_train` returns the last one.
+
+    Attributes:
+        learner: As it is now.
+        optimiser: The state of Adam.
+        step: Meta-steps taken.
+        best: The learner at its best validation.
+        best_score: Its validation score: accuracy, or where there are no classes minus the query loss.
+        best_step: When that was.
+        stopped: Set by early stopping: from then on the state stays as it is.
+
+    Example:
+        >>> from metaleo import RunState
+        >>> [field for field in RunState.__annotations__ if field.startswith("best")]
+        ['best', 'best_score', 'best_step']
+    """
 
     learner: Learner
     optimiser: PyTree
     step: Int[Array, ""]
     best: Learner
     best_score: Float[Array, ""]
-    """On the validation tasks: accuracy, or where there are no classes minus the query loss."""
     best_step: Int[Array, ""]
     stopped: Bool[Array, ""]
-    """Set by early stopping: from then on the state stays as it is."""
 
     @property
     def skipped(self) -> Int[Array | np.ndarray, "*runs"]:
@@ -165,7 +178,7 @@ def validate(
     num_tasks: int,
     score: ValidationScore = mean_validation_score,
 ) -> tuple[RunState, Float[Array, ""]]:
-    """Merit on the validation tasks of `key`; the best learner is kept, and `patience` steps without a better one
+    """Score on the validation tasks of `key`; the best learner is kept, and `patience` steps without a better one
     stop the run."""
     found = score(state.learner, tasks, key, jnp.arange(num_tasks))
     better = found > state.best_score
@@ -201,9 +214,36 @@ def meta_train(
     patience: int = 2**31 - 1,
     decay: bool = False,
 ) -> tuple[RunState, Float[Array, " validations"]]:
-    """A whole run, one pure function of (hyper, key): the final state and the merits at its validations.
+    """A whole run, one pure function of (hyper, key): five seeds, or the trials of a search, are a `vmap` of it.
 
-    Without validation tasks of their own, others of the training tasks are taken: enough where those never end.
+    Args:
+        make_learner: Makes a fresh learner from a key.
+        hyper: Learning rate and weights of the terms of the loss.
+        key: Of everything random.
+        training: Tasks to learn from.
+        validation: Tasks to choose by; without any, others of the training tasks: enough where those never end.
+        optimiser: By default Adam behind the paper's two clips of the meta-gradient.
+        steps: Meta-steps.
+        meta_batch: Tasks per meta-step.
+        validate_every: Meta-steps between validations.
+        validation_tasks: Tasks per validation.
+        patience: Meta-steps without a better validation after which the run stops early.
+        decay: Let the learning rate fall to zero along half a cosine.
+
+    Returns:
+        The final state, whose `best` is the learner at its best validation; and the score at each validation.
+
+    Example:
+        >>> import jax
+        >>> from metaleo import LEO, Episodes, HyperParams, linear_network, load_data, meta_train
+        >>> data = load_data("sample")
+        >>> train, val = (Episodes.over(data.subset(split), way=5, shot=1, query=5) for split in ("train", "val"))
+        >>> state, scores = jax.jit(lambda key: meta_train(
+        ...     lambda key: LEO.init(key, linear_network(640)), HyperParams(), key, train, val,
+        ...     steps=4, validate_every=2, validation_tasks=10,
+        ... ))(jax.random.key(0))
+        >>> int(state.step), scores.shape
+        (4, (2,))
     """
     validation = training if validation is None else validation
     optimiser = make_optimiser() if optimiser is None else optimiser

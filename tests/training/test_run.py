@@ -22,7 +22,7 @@ from metaleo.cli.train import Train
 from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput
 from metaleo.learners.registry import Structure
-from metaleo.tasks import episodes as rows
+from metaleo.tasks.episodes import HostRows
 from metaleo.training import run as runs
 from metaleo.training.run import TrainingRun, create_run_folder, resume_config
 
@@ -112,12 +112,12 @@ def test_seeds_side_by_side_are_the_seeds_alone(tmp_path, whole):
 @pytest.mark.slow
 def test_features_left_on_the_disk_train_the_same(tmp_path, whole, monkeypatch):
     """A file larger than memory: rows are fetched from the map, inside the compiled loop."""
-    monkeypatch.setattr(rows, "memory_bytes", lambda: 0)
+    monkeypatch.setattr("metaleo._jax.devices.memory_bytes", lambda: 0)
     data.save_data(make_metaset(), tmp_path / "features.npz")
     metaset = data.load_data(tmp_path / "features.npz")
     create_run_folder(tmp_path / "run", CONFIG, overwrite=False)
     run = TrainingRun(CONFIG, tmp_path / "run", metaset)
-    assert isinstance(run.training.rows, rows.HostRows)
+    assert isinstance(run.training.rows, HostRows)
     assert isinstance(metaset.features, np.memmap)
     run.train(nothing)
     ours, theirs = (load_model(folder / "model.safetensors").learner for folder in (tmp_path / "run", whole))

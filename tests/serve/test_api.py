@@ -434,7 +434,7 @@ def test_only_so_many_tasks_are_kept(models):
         for _ in range(100):
             adapt(client).raise_for_status()
             assert client.post("/api/predict", json=question).status_code == 200  # used again and again, it stays
-        assert len(service.kept) == 5
+        assert len(service.cache) == 5
         for _ in range(5):
             adapt(client)
         refused(client.post("/api/predict", json=question), 404, "forgotten")

@@ -33,7 +33,7 @@ def test_no_learner_calls_lapack(name):
 def test_learners_end_on_many_devices(devices, names):
     command = [sys.executable, "-m", "helpers.many_devices", *names]
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == list(names)

@@ -5,8 +5,9 @@ import pytest
 
 from helpers.small import DIM, make_metaset, message
 from metaleo.data import load_data, save_data
-from metaleo.data.splits import FEWEST_CLASSES, advice, check_enough, split_classes, split_names
+from metaleo.data.splits import FEWEST_CLASSES, split_classes, split_names
 from metaleo.data.tables import Table, to_metaset
+from metaleo.tasks.episodes import advice, check_enough
 
 
 def counted(splits):

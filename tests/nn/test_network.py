@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from metaleo.config.presets import PRESETS
 
 from helpers.small import close, message
+from metaleo.config.presets import PRESETS
 from metaleo.losses import cross_entropy
 from metaleo.nn.heads import Network, gaussian_nll, linear_network, named_network
 from metaleo.tasks.sines_and_lines import points

@@ -1,0 +1,55 @@
+"""What LEO draws before it adapts to a task (`Noise`), and what it leaves behind on its way (`Trace`)."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from metaleo._jax.random import dropout_masks, normals
+from metaleo.learners.base import CODE, SUPPORT, WEIGHTS, HyperParams
+from metaleo.nn.encoder_decoder import Gaussian
+from metaleo.tasks.task import Batch
+
+Codes = Float[Array, "code latent"]
+Weights = Float[Array, "code size"]
+Losses = Float[Array, " step"]
+
+
+class Noise(eqx.Module):
+    """All the randomness of one adaptation, drawn at once; everything after it is deterministic.
+
+    What is None is not random: codes and weights are then the means, and nothing is dropped.
+    """
+
+    code: Codes | None = None
+    weights: Float[Array, "decodings code size"] | None = None  # a fresh draw per latent step, and one after the last
+    encoder_mask: Bool[Array, "example dim"] | None = None
+    latent_masks: Bool[Array, "latent_steps example dim"] | None = None
+    finetune_masks: Bool[Array, "finetune_steps example dim"] | None = None
+    keep_prob: float | Float[Array, ""] = 1.0
+
+
+class Trace(eqx.Module):
+    """The path of one adaptation, from the support set to the final weights."""
+
+    code_distribution: Gaussian
+    code: Codes
+    adapted_code: Codes
+    decoded_weights: Weights
+    support_losses: Losses | None = None  # before each latent step, each fine-tuning step, and at the end
+
+
+def draw_noise(leo: Any, support: Batch, hyper: HyperParams | None, key: PRNGKeyArray) -> Noise:
+    """One draw of codes, weights and dropout for a `LEO`; without hyper-parameters nothing is dropped."""
+    latent, codes, dtype = len(leo.latent_step_size), leo.network.codes(support), support.inputs.dtype
+    noise = Noise()
+    if leo.stochastic:
+        code = normals(key, (codes, latent), CODE).astype(dtype)
+        noise = Noise(code, normals(key, (leo.latent_steps + 1, codes, leo.network.size), WEIGHTS).astype(dtype))
+    if hyper is None or not leo.network.dropout:
+        return noise
+    shape = (1 + leo.latent_steps + leo.finetune_steps, *support.inputs.shape)
+    kept = dropout_masks(key, hyper.keep_prob, shape, SUPPORT)
+    encoder_mask, latent_masks, finetune_masks = jnp.split(kept, [1, 1 + leo.latent_steps])
+    return Noise(noise.code, noise.weights, encoder_mask[0], latent_masks, finetune_masks, hyper.keep_prob)
