@@ -1,4 +1,4 @@
-"""Count the files of the package whose functions run in a command, or in `LEOClassifier.fit`: what a reader has to open.
+"""Count the files whose functions run in a command, or in `LEOClassifier.fit`: what a reader has to open.
 
 python tools/files_on_the_path.py fit
 python tools/files_on_the_path.py train --steps 200 --validate-every 100 --out run
