@@ -16,7 +16,7 @@ from helpers.runs import make_run
 from helpers.small import DIM, make_metaset, make_structure
 from metaleo import data
 from metaleo.checkpoints import load_model
-from metaleo.cli import main
+from metaleo.cli import as_flags, main
 from metaleo.cli.train import Train
 from metaleo.config.presets import PRESETS
 from metaleo.evaluation import regression as sines_and_lines
@@ -381,3 +381,12 @@ def test_warnings_are_one_line(tmp_path):
     line = "metaleo: run was begun with the engine warp, which is not installed here"
     assert run.stderr.splitlines().count(line) == 1
     assert "UserWarning" not in run.stderr
+
+
+def test_errors_of_the_library_speak_python_and_commands_speak_flags():
+    """A word in backticks that is no argument stays, even if a flag has its name."""
+    command = Train(out=Path("run"))
+    said = "keep_prob=0.0 and max_way=3: choose another `out=`, or resume=True; the column `shot`, `steps=` and way=-1"
+    assert as_flags(said, command) == (
+        "--keep-prob 0.0 and max_way=3: choose another --out, or --resume; the column `shot`, --steps and --way -1"
+    )

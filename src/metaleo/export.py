@@ -82,7 +82,7 @@ def check_exportable(model: TrainedModel, path: Path, way: int, shot: int) -> No
     if structure.noise is not None:
         raise BadInput(f"{path} predicts real targets; only classifiers are exported")
     if way < 2 or shot < 1:
-        raise BadInput(f"a task has at least 2 classes (`way`) of 1 example (`shot`), not {way} of {shot}")
+        raise BadInput(f"a task has at least 2 classes (`way=`) of 1 example (`shot=`), not {way} of {shot}")
     if structure.codes == "task" and way != structure.way:
         raise BadInput(f"{path} has one code for all {structure.way} classes; way={way} is not possible")
 

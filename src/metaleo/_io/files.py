@@ -129,7 +129,7 @@ def locked(folder: Path) -> Iterator[str]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise BadInput(f"another search is at work in {folder}; give this one its own `out`") from error
+            raise BadInput(f"another search is at work in {folder}; give this one its own `out=`") from error
         file.seek(0)
         name = file.read().strip()
         if not name:

@@ -63,12 +63,12 @@ def in_one_line(message: Warning | str, *_: Any) -> str:
 def as_flags(message: str, command: Any) -> str:
     """A message of the library, with the arguments that are flags of the command written as such.
 
-    `way=20` becomes `--way 20`, `resume=True` becomes `--resume`, and a name in backticks is a flag alone.
+    `way=20` becomes `--way 20`, `resume=True` becomes `--resume`, and ``out=`` in backticks a flag without a value.
     """
     command = getattr(command, "what", command)  # of `metaleo analyse`, the analysis
     for name in (field.name for field in dataclasses.fields(command)):
         flag = f"--{name.replace('_', '-')}"
-        message = re.sub(rf"`{name}`|\b{name}=True\b", flag, message)
+        message = re.sub(rf"`{name}=`|\b{name}=True\b", flag, message)
         message = re.sub(rf"(?<![\w-]){name}=(?=\S)", f"{flag} ", message)
     return message
 

@@ -253,7 +253,7 @@ def resolve_config(dim: int, *, preset: str | None = None, problem: str | None =
     structure = found.structure
     if (structure.noise is None) != (problem is None):
         fits = "classes" if structure.noise is None else "functions"
-        raise BadInput(f"the preset is for tasks of {fits}; leave `preset` out for the one that fits")
+        raise BadInput(f"the preset is for tasks of {fits}; leave `preset=` out for the one that fits")
     if structure.learner != learner and problem is None and structure.network == "linear":
         structure = find_preset(None, learner, given.get("shot")).structure
     if problem is not None:

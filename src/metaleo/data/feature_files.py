@@ -72,7 +72,7 @@ def load_data(source: str | Path) -> MetaSet:
         raise BadInput(f"{path} is a folder without features{hint}")
     if not path.exists():
         raise BadInput(
-            f"{path} does not exist; `data` is a .npz, .safetensors, .csv or .parquet file, a folder, or "
+            f"{path} does not exist; `data=` is a .npz, .safetensors, .csv or .parquet file, a folder, or "
             f"{', '.join(BUILTIN)}"
         )
     known = ", ".join((*READERS, *SUFFIXES))

@@ -153,7 +153,7 @@ def from_arrow(table: Any, label: str | None, ignore: Sequence[str]) -> Table:
     for name in others:
         check_text(name, text[name])
     if len(lists) > 1:
-        raise BadInput(f"columns {show(lists)} all hold vectors; leave out all but one with `ignore`")
+        raise BadInput(f"columns {show(lists)} all hold vectors; leave out all but one with `ignore=`")
     if lists:
         vectors = from_lists(table[lists[0]].to_pylist(), lists[0])
     elif numbers:
@@ -181,7 +181,7 @@ def check_text(name: str, values: list[str]) -> None:
     words = [(row, value) for row, value in told if not is_number(value)]
     if words and 2 * len(words) < len(told):
         row, value = words[0]
-        raise BadInput(f"column {name} holds numbers, but row {row + 1} has {value[:40]!r}; mend it, or use `ignore`")
+        raise BadInput(f"column {name} holds numbers, but row {row + 1} has {value[:40]!r}; mend it, or use `ignore=`")
 
 
 def from_lists(values: list[Any], name: str) -> Float32[np.ndarray, "row dim"]:

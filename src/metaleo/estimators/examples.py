@@ -45,7 +45,7 @@ def read_examples(
 
 def wanted(path: Path, network: str | None) -> BackboneFile:
     if network is None:
-        raise BadInput(f"{path} holds images; name the network that makes vectors of them with `network`")
+        raise BadInput(f"{path} holds images; name the network that makes vectors of them with `network=`")
     return load_backbone(Path(network))
 
 

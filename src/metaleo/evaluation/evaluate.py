@@ -305,7 +305,7 @@ class TaskSuite:
         self.problem = first.setting("data") if first.setting("data") in PROBLEMS else None
         for name, value in asked.items():
             if value is None and len({one.model.setting(name) for one in candidates}) > 1:
-                raise BadInput(f"the runs were trained with different {name}; say with which to test (`{name}`)")
+                raise BadInput(f"the runs were trained with different {name}; say with which to test (`{name}=`)")
             if value is not None and name != "shot":
                 self.refuse_for_problem(name)
         self.data = data or first.setting("data")
@@ -316,7 +316,7 @@ class TaskSuite:
 
     def refuse_for_problem(self, argument: str) -> None:
         if self.problem:
-            raise BadInput(f"`{argument}` means nothing to {self.problem}")
+            raise BadInput(f"`{argument}=` means nothing to {self.problem}")
 
     def refuse_trained(self, candidate: Candidate, split: str) -> None:
         """Nobody is tested on classes of the same file that it was trained on, even if the file has changed."""

@@ -94,10 +94,10 @@ class Comparison:
             raise BadInput(f"unknown learner {unknown[0]!r}; known are {', '.join(LEARNERS)}")
         for name, values in (("learners", self.learners), ("shot", self.shots)):
             if not values:
-                raise BadInput(f"`{name}` needs at least one value")
+                raise BadInput(f"`{name}=` needs at least one value")
             twice = [value for value in values if values.count(value) > 1]
             if twice:
-                raise BadInput(f"`{name}` has {twice[0]} twice")
+                raise BadInput(f"`{name}=` has {twice[0]} twice")
         require_at_least(1, steps=self.steps)
         require_at_least(2, tasks=self.tasks)  # an interval needs two
         require_at_least(0, seed=self.seed)
@@ -228,7 +228,7 @@ def claim_folder(folder: Path, settings: dict[str, Any], overwrite: bool) -> Non
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         before = read_json(path)
         if not {"data", "learners", "checksum"} <= before.keys():
-            raise BadInput(f"{folder} exists and is not a comparison; give another `out`")
+            raise BadInput(f"{folder} exists and is not a comparison; give another `out=`")
         if overwrite:
             shutil.rmtree(folder)
         else:

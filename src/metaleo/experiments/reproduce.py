@@ -186,7 +186,7 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
     before = read_json(path)
     for name, value in settings.items() if before else ():
         if before.get(name) != value:
-            raise BadInput(f"{folder} was made with {name} {before.get(name)}, not {value}; choose another `out`")
+            raise BadInput(f"{folder} was made with {name} {before.get(name)}, not {value}; choose another `out=`")
     if is_first_host() and not before:
         write_text(path, json.dumps(settings, indent=2) + "\n")
     barrier("settings")

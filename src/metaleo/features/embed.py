@@ -80,7 +80,7 @@ def check_taps(file: BackboneFile, taps: Sequence[Tap]) -> None:
         if layer not in layers:
             raise BadInput(f"the network has no layer {layer} to tap; it has {', '.join(map(str, layers))}")
         if side == "raw" and file.architecture.kind == "conv4":
-            raise BadInput("a conv-4 has no features before its ReLU; leave `raw` out")
+            raise BadInput("a conv-4 has no features before its ReLU; leave `raw=` out")
 
 
 def embed_slab(
@@ -127,7 +127,7 @@ class Export:
         if self.training_images == "held-out":
             names = [name for name, split in zip(images.class_names, images.splits, strict=True) if split == "train"]
             if names != list(file.header.get("classes", ())) or not training.held_out.any():
-                raise BadInput("the network held out no images of these training classes; leave `held_out` out")
+                raise BadInput("the network held out no images of these training classes; leave `held_out=` out")
             every = np.setdiff1d(every, training.rows[~training.held_out])
         again = np.intersect1d(every, training.rows)
         return [(self.views, every), *(("random", again) for _ in range(self.augmented))]

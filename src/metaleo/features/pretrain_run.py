@@ -155,7 +155,7 @@ class PretrainRun:
                 watch(step, rate)
                 if not np.isfinite(infos[-1]["loss"]):
                     raise BadInput(
-                        f"the loss is NaN or Inf by step {step}; lower `learning_rate`. The last report is saved"
+                        f"the loss is NaN or Inf by step {step}; lower `learning_rate=`. The last report is saved"
                     )
                 if due:
                     means = {name: finite_or_none(np.mean([each[name] for each in infos])) for name in infos[-1]}

@@ -37,7 +37,7 @@ class Tail(eqx.Module):
         """The last stage of a trained network."""
         backbone, moments = network.trained
         if not isinstance(backbone, Conv4):
-            raise BadInput("only the last stage of a conv-4 can be trained on with `joint`")
+            raise BadInput("only the last stage of a conv-4 can be trained on with `joint=`")
         stage, side = backbone.stages[-1], network.architecture.side // 8
         return cls(stage, moments[-1], (side, side, stage.convolution.weight.shape[2]))
 

@@ -22,7 +22,7 @@ FORMATS = (".png", ".pdf", ".svg")
 def check_figure(path: Path) -> None:
     """Refuse a name that does not say what kind of figure it is, or cannot be written to."""
     if path.suffix not in FORMATS:
-        raise BadInput(f"`out` is a figure, its name ends in {', '.join(FORMATS)}; {path.name} does not")
+        raise BadInput(f"`out=` is a figure, its name ends in {', '.join(FORMATS)}; {path.name} does not")
     check_writable(path)
 
 

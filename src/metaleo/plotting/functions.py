@@ -30,7 +30,7 @@ def choose_tasks(model: TrainedModel, shot: int, seed: int, panels: int, samples
     stream = jax.random.fold_in(jax.random.key(seed), 5)
     ambiguous = ambiguous_tasks(shot, seed, panels // 2)
     if len(ambiguous) < panels // 2:
-        raise BadInput(f"hardly any task of {shot} shots is ambiguous: {len(ambiguous)} found; draw fewer `panels`")
+        raise BadInput(f"hardly any task of {shot} shots is ambiguous: {len(ambiguous)} found; draw fewer `panels=`")
     ordinary, index = [], 0
     while len(ordinary) < panels - len(ambiguous):
         key = jax.random.fold_in(stream, index)

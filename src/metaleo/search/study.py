@@ -96,19 +96,19 @@ class Study:
         known = self.study.user_attrs.get("settings")
         if known is None:
             if self.study.get_trials(deepcopy=False):
-                raise BadInput(f"study {self.study.study_name} is not one of Metaleo's; choose another `study`")
+                raise BadInput(f"study {self.study.study_name} is not one of Metaleo's; choose another `study=`")
             self.study.set_user_attr("settings", settings)
             known = settings
         if known.get("space") != settings["space"]:
             raise BadInput(
                 f"study {self.study.study_name} has another search space ({describe(known.get('space', {}))}; "
-                f"now {describe(settings['space'])}): choose another `study` or `out`"
+                f"now {describe(settings['space'])}): choose another `study=` or `out=`"
             )
         for name, value in settings.items():
             if known.get(name) != value:
                 raise BadInput(
                     f"study {self.study.study_name} was started with {name} {known.get(name)}, not {value}: "
-                    "choose another `study` or `out`"
+                    "choose another `study=` or `out=`"
                 )
 
     def trials(self) -> list[FrozenTrial]:

@@ -221,7 +221,7 @@ class TrainingRun:
                 if int(in_a_row.max()) >= MOST_SKIPPED_IN_A_ROW:
                     raise BadInput(
                         f"the last {MOST_SKIPPED_IN_A_ROW} meta-gradients were NaN or Inf (by step {step}); the "
-                        "weights are intact, but nothing is learned any more: lower `learning_rate` or check the data"
+                        "weights are intact, but nothing is learned any more: lower `learning_rate=` or check the data"
                     )
                 if stopping:
                     raise Interrupted
