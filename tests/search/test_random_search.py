@@ -22,7 +22,7 @@ from metaleo.cli import main
 from metaleo.cli.train import Train
 from metaleo.config.schema import TrainConfig
 from metaleo.data import save_data
-from metaleo.errors import Interrupted
+from metaleo.errors import BadInput, Interrupted
 from metaleo.learners.registry import Structure
 from metaleo.search.random_search import (
     Search,
@@ -265,3 +265,10 @@ def test_killed_at_random_moments_ends_in_the_same_table(here):
     length = time.monotonic() - start
     assert kill_until_done([*command, "--out", "killed"], length) >= 2
     assert (here / "killed/trials.json").read_text() == (here / "whole/trials.json").read_text()
+
+
+def test_a_folder_is_free_again_after_its_worker(tmp_path):
+    with locked(tmp_path) as name, pytest.raises(BadInput, match="another search is at work"), locked(tmp_path):
+        pass
+    with locked(tmp_path) as again:
+        assert again == name

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import fcntl
 import json
 import os
 import tempfile
@@ -11,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import filelock
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,15 +125,14 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 def locked(folder: Path) -> Iterator[str]:
     """The folder, for this worker alone; yields the worker's name, which outlives a kill."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "worker", "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise BadInput(f"another search is at work in {folder}; give this one its own `out=`") from error
-        file.seek(0)
-        name = file.read().strip()
+    path = folder / "worker"
+    try:
+        lock = filelock.FileLock(folder / "worker.lock").acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise BadInput(f"another search is at work in {folder}; give this one its own `out=`") from error
+    with lock:
+        name = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
         if not name:
             name = uuid.uuid4().hex[:12]
-            file.write(name)
-            file.flush()
+            write_text(path, name)
         yield name

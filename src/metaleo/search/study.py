@@ -7,7 +7,6 @@ worker itself when it is started again. The oldest trial of a slot counts, so th
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import threading
 import time
@@ -15,6 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+import filelock
 import numpy as np
 import optuna
 import sqlalchemy
@@ -224,8 +224,7 @@ def one_at_a_time(url: str) -> Iterator[None]:
     if database.get_backend_name() != "sqlite" or not database.database:
         yield
         return
-    with open(f"{database.database}.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with filelock.FileLock(f"{database.database}.lock"):
         yield
 
 
