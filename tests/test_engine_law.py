@@ -149,7 +149,7 @@ def test_runs_side_by_side(float64, name):
 @pytest.mark.parametrize("name", ENGINES)
 def test_support_sets_whose_pairs_are_too_many(float64, name, monkeypatch):
     monkeypatch.setattr("metaleo.nn.encoder_decoder.PAIRS_AT_ONCE", 9)
-    monkeypatch.setattr(closed_form, "MOST", 5)
+    monkeypatch.setattr(closed_form, "MOST_EXAMPLES", 5)
     check(name, make_problem(shot=2), EXACT)
 
 

@@ -35,7 +35,7 @@ def parameters(thing):
 def test_docstrings_are_whole(name):
     thing = getattr(metaleo, name)
     text = inspect.getdoc(thing)
-    assert "Example:" in text
+    assert "Examples:" in text
     if inspect.isclass(thing):
         has_none = name in (
             "BadInput",

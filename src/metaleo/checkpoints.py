@@ -1,4 +1,4 @@
-"""Model files: a trained learner, what it is, and what is known of it."""
+"""Model files: a trained learner with its structure and metadata."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from metaleo.learners.base import Learner
 from metaleo.learners.registry import UNTRAINED, Structure
 
 BUILTIN_MODELS = ("miniimagenet", "intents", "omniglot", "sines-and-lines")
-"""Trained models inside this package, by name."""
+"""Names of the trained models in this package."""
 SHORT_NAMES = {
     "leo": "LEO",
     "leo-no-finetuning": "LEO, no fine-tuning",
@@ -30,18 +30,18 @@ SHORT_NAMES = {
     "fomaml": "first-order MAML",
     "reptile": "Reptile",
 }
-"""Learners, where there is little room."""
+"""Short names of learners, for tables and figures."""
 
 
 class TrainedModel(NamedTuple):
-    """A trained learner with what is known of it.
+    """A trained learner with its structure and metadata.
 
     Attributes:
-        learner: The learner, with what it has learned.
-        structure: What kind of learner it is.
-        header: All that its file says of it: configuration, validation score, classes, temperatures.
+        learner: The learner, with its learned parameters.
+        structure: The kind of learner and its sizes.
+        header: Metadata from its file: configuration, validation score, classes, temperatures.
 
-    Example:
+    Examples:
         >>> from metaleo import load_model
         >>> load_model("miniimagenet").setting("shot")
         1
@@ -59,9 +59,9 @@ class TrainedModel(NamedTuple):
             raise BadInput(f"the model file does not say with which {name} it was trained") from error
 
     def temperature(self, shot: float | int) -> float:
-        """What to divide logits by, for `shot` examples per class on average.
+        """The temperature that divides the logits, for `shot` examples per class on average.
 
-        Linear between the shots that were learned, in the logarithm of both; 1 for a model that never learned any.
+        Interpolated linearly between the learned shots, in the logarithm of both; 1 for a model without temperatures.
         """
         known = self.header.get("temperatures") or [[1, 1.0]]
         shots, values = np.log(np.asarray(known, np.float64)).T
@@ -69,7 +69,7 @@ class TrainedModel(NamedTuple):
 
 
 def save_model(path: Path, learner: Learner, structure: Structure, header: dict[str, Any]) -> None:
-    """Write a model file; `header` is what is known of the model, as JSON."""
+    """Write a model file; `header` is its metadata, stored as JSON."""
     rows = "l2" if structure.normalised else "none"
     save_tree(path, learner, {"kind": "model", "structure": vars(structure), "normalise": rows, **header})
 
@@ -78,12 +78,12 @@ def load_model(model: str | Path) -> TrainedModel:
     """Read a trained model.
 
     Args:
-        model: A model file, a run folder (of several seeds, the first), or the name of a model inside this package.
+        model: A model file, a run folder (of several seeds, the first), or the name of a model in this package.
 
     Returns:
         The learner with its structure and header.
 
-    Example:
+    Examples:
         >>> from metaleo import load_model
         >>> model = load_model("miniimagenet")
         >>> model.structure.learner, model.structure.dim
@@ -102,13 +102,15 @@ def load_model(model: str | Path) -> TrainedModel:
 
 @functools.lru_cache(maxsize=8)
 def load_cached(path: Path, _modified: int) -> TrainedModel:
-    """The same from memory, as long as the file was not modified."""
+    """`load_model` with a cache that is valid until the file is modified."""
     return load_model(path)
 
 
 def find_model(model: str | Path, dim: int | None = None) -> TrainedModel:
-    """A model in this package by its name, that of a run folder (its first seed's) or of a file; or a learner that
-    needs no training by its name, for rows of `dim` numbers."""
+    """A classifier: a model file, a run folder (its first seed), or a model of this package by name.
+
+    The name may also be that of a learner that needs no training, for rows of `dim` numbers.
+    """
     if str(model) in UNTRAINED:
         if dim is None:
             raise BadInput(f"{model} is for rows of any length, but of which one is not known yet")
@@ -122,15 +124,14 @@ def find_model(model: str | Path, dim: int | None = None) -> TrainedModel:
 
 
 def builtin_model_path(name: str) -> Path:
-    """Where a model inside this package is."""
+    """The path of a model in this package."""
     if name not in BUILTIN_MODELS:
         raise BadInput(f"no model {name!r} in this package; it has {', '.join(BUILTIN_MODELS)}")
     return Path(str(importlib.resources.files("metaleo") / "assets" / "models" / f"{name}.safetensors"))
 
 
 def model_paths(run: Path) -> list[Path]:
-    """The model files that a path stands for: itself, those of a run folder in the order of their seeds, or the one in
-    this package of that name."""
+    """The model files of a path: the file itself, those of a run folder by seed, or a model of this package by name."""
     if run.is_file():
         return [run]
     if str(run) in BUILTIN_MODELS and not run.exists():
@@ -143,17 +144,17 @@ def model_paths(run: Path) -> list[Path]:
     return found
 
 
-# Several models, to be tested beside each other
+# Several models that are tested together
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A trained model that is tested beside others."""
+    """A trained model that is tested together with others."""
 
     name: str
-    """What tells it from the others."""
+    """Distinguishes it from the other candidates."""
     source: Path
-    """The run folder or model that was asked for."""
+    """The run folder or model that was requested."""
     path: Path
     """Its model file."""
     model: TrainedModel
@@ -169,7 +170,7 @@ class Candidate:
 
 
 def load_candidates(sources: Sequence[Path], every_seed: bool = True) -> list[Candidate]:
-    """The models of these runs: all seeds, or the first of each."""
+    """Load the models of these runs: all seeds, or only the first of each."""
     if not sources:
         raise BadInput("give a run folder or a model file")
     found: dict[Path, Path] = {}
@@ -182,7 +183,7 @@ def load_candidates(sources: Sequence[Path], every_seed: bool = True) -> list[Ca
     each = [f"{folder} {seed}" for folder, seed in zip(folders, seeds, strict=True)]
     learners = [SHORT_NAMES.get(m.structure.learner, m.structure.learner) for m in models.values()]
     only = len(set(found.values())) == 1
-    ways = [seeds if only else [], each] if every_seed else [learners, folders, each]  # the first that tells them apart
+    ways = [seeds if only else [], each] if every_seed else [learners, folders, each]  # the first without duplicates
     names = next((way for way in ways if len(set(way)) == len(models)), [str(path) for path in models])
     return [
         Candidate(name, found[path], path, model) for name, (path, model) in zip(names, models.items(), strict=True)

@@ -2,11 +2,11 @@
 
 
 class BadInput(ValueError):
-    """Something handed to Metaleo cannot be used; the message is one line that says what and why.
+    """An argument or file cannot be used; the message says in one line what is wrong and why.
 
     Arguments are written as in Python, `way=20`; the command line shows them as flags, `--way 20`.
 
-    Example:
+    Examples:
         >>> from metaleo import BadInput, load_data
         >>> try:
         ...     load_data("nowhere.npz")
@@ -17,4 +17,4 @@ class BadInput(ValueError):
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, and has been saved."""
+    """The run received a stop signal and has saved its state."""

@@ -1,7 +1,7 @@
-"""A trained learner as an ONNX file: a support set and queries go in, adaptation happens inside the graph.
+"""Export of a trained learner to ONNX: the graph takes a support set and queries, and adapts inside.
 
-JAX writes down what `adapt` and the adapted head compute (a jaxpr), inner gradients and all; here each operation of it
-becomes an ONNX operator. What depends on no input is computed now: weights are constants of the graph.
+JAX traces `adapt` and the adapted head, inner gradients included, to a jaxpr; each of its operations becomes an ONNX
+operator. Whatever depends on no input is computed during export, so weights are constants of the graph.
 """
 
 import hashlib
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     import onnx
 
 OPSET, IR_VERSION = 18, 8
-"""Of December 2022: old enough for runtimes of today, new enough that reductions take their axes as inputs."""
+"""From December 2022: old enough for current runtimes, new enough that reductions take their axes as inputs."""
 TOLERANCE = 1e-4
-"""The most that a probability of the file may differ from JAX's."""
+"""Largest allowed difference between a probability of the exported graph and that of JAX."""
 INPUTS = ("support", "query")
 OUTPUT = "probabilities"
 QUERIES = "queries"
-"""The size that is known only when the graph runs."""
+"""Name of the dimension whose size is known only when the graph runs."""
 
 Predict = Callable[[Float[Array, "example dim"], Float[Array, "query dim"]], Float[Array, "query way"]]
 
 
 def export_onnx(path: Path, out: Path, way: int | None = None, shot: int | None = None) -> dict[str, Any]:
-    """Write the model in `path` to `out`, for tasks of one kind (that of its training), and tell what was made.
+    """Export the model in `path` to `out`, for one kind of task (by default that of its training); return its metadata.
 
-    Where onnxruntime is installed, a file that computes anything else than JAX does is not left behind.
+    If onnxruntime is installed, the file is only written if its probabilities agree with those of JAX.
     """
     onnx = import_onnx()
     model = load_model(path)
@@ -77,7 +77,7 @@ def export_onnx(path: Path, out: Path, way: int | None = None, shot: int | None 
 
 
 def check_exportable(model: TrainedModel, path: Path, way: int, shot: int) -> None:
-    """Refuse tasks that the model cannot solve."""
+    """Raise `BadInput` for tasks that the model cannot solve."""
     structure = model.structure
     if structure.noise is not None:
         raise BadInput(f"{path} predicts real targets; only classifiers are exported")
@@ -88,7 +88,7 @@ def check_exportable(model: TrainedModel, path: Path, way: int, shot: int) -> No
 
 
 def predictor(model: TrainedModel, way: int, shot: int, temperature: float) -> Predict:
-    """What the graph is to compute: rows as they come, the support set class by class, to calibrated probabilities."""
+    """The function to export: from rows as they come, support set ordered by class, to calibrated probabilities."""
 
     def predict(support: Float[Array, "example dim"], query: Float[Array, "query dim"]) -> Float[Array, "query way"]:
         if model.structure.normalised:
@@ -101,7 +101,7 @@ def predictor(model: TrainedModel, way: int, shot: int, temperature: float) -> P
 
 
 def largest_difference(path: Path, predict: Predict, examples: int, dim: int) -> float | None:
-    """Between the file's probabilities and JAX's on random rows; None without onnxruntime."""
+    """Largest difference between the probabilities of the file and of JAX on random rows; None without onnxruntime."""
     try:
         import onnxruntime
     except ImportError:
@@ -114,7 +114,7 @@ def largest_difference(path: Path, predict: Predict, examples: int, dim: int) ->
     for queries in (1, 20):
         (found,) = session.run([OUTPUT], {"support": support, "query": query[:queries]})
         differences.append(np.abs(found - expected[:queries]).max())
-    return float(np.max(differences))  # NaN where one of them is
+    return float(np.max(differences))  # NaN if any of them is
 
 
 def import_onnx() -> Any:
@@ -128,7 +128,7 @@ def import_onnx() -> Any:
 
 
 def build(predict: Predict, examples: int, structure: Structure, facts: dict[str, Any]) -> "onnx.ModelProto":
-    """The graph of `predict`, for this many support examples and any number of queries."""
+    """The ONNX model of `predict`, for a fixed number of support examples and any number of queries."""
     helper = import_onnx().helper
     shapes = [(examples, structure.dim), (*symbolic_shape(QUERIES), structure.dim)]
     closed = jax.make_jaxpr(predict)(*[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
@@ -156,18 +156,18 @@ def build(predict: Predict, examples: int, structure: Structure, facts: dict[str
 
 
 Shape = tuple[Any, ...]
-"""Whole numbers, and QUERIES as a symbol of JAX."""
+"""Integers, and QUERIES as a symbolic size of JAX."""
 
 
 class Value(NamedTuple):
-    """What the graph will compute. Its size may be 1 where JAX's is larger: ONNX broadcasts, too."""
+    """An array that the graph computes. A size may be 1 where that of JAX is larger, because ONNX broadcasts too."""
 
     name: str
     shape: Shape
 
 
 Known = np.ndarray | Value
-"""What is known now, or what the graph will compute; both as they broadcast."""
+"""A constant known during export, or a value that the graph computes; either may still need broadcasting."""
 
 ALIKE = {
     "abs": "Abs", "add": "Add", "add_any": "Add", "and": "And", "div": "Div", "eq": "Equal", "exp": "Exp",
@@ -175,12 +175,12 @@ ALIKE = {
     "max": "Max", "min": "Min", "mul": "Mul", "neg": "Neg", "not": "Not", "or": "Or", "sign": "Sign",
     "sqrt": "Sqrt", "sub": "Sub", "tanh": "Tanh",
 }  # fmt: skip
-"""Operations on each entry that JAX and ONNX have in common."""
+"""Elementwise operations that JAX and ONNX have in common."""
 REDUCTIONS = {"reduce_sum": "ReduceSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}
 
 
 class Graph:
-    """Nodes and constants, each after what it needs; nothing is computed twice."""
+    """Nodes in topological order, and constants; equal ones are shared, so nothing is computed twice."""
 
     def __init__(self, learner: str):
         self.onnx, self.learner = import_onnx(), learner
@@ -188,7 +188,7 @@ class Graph:
         self.constants: dict[tuple[Any, ...], Any] = {}
 
     def add(self, closed: core.ClosedJaxpr, arguments: Sequence[Known]) -> list[Known]:
-        """All operations of a jaxpr, on these arguments."""
+        """Add all operations of a jaxpr, applied to these arguments."""
         jaxpr = closed.jaxpr
         known: dict[Any, Known] = dict(zip(jaxpr.invars, arguments, strict=True))
         known |= {var: np.asarray(value) for var, value in zip(jaxpr.constvars, closed.consts, strict=True)}
@@ -202,7 +202,7 @@ class Graph:
         return [read(atom) for atom in jaxpr.outvars]
 
     def apply(self, equation: core.JaxprEqn, arguments: list[Known]) -> list[Known]:
-        """One operation; those made of others are opened, and those on constants are done now."""
+        """Add one operation; nested jaxprs are inlined, and operations on constants are computed now."""
         atoms: list[Any] = [*equation.invars, *equation.outvars]
         params, shapes = equation.params, [atom.aval.shape for atom in atoms]
         if equation.primitive.name == "scan":
@@ -216,7 +216,7 @@ class Graph:
         return self.translate(equation.primitive.name, params, arguments, shapes)
 
     def unroll(self, params: dict[str, Any], arguments: list[Known]) -> list[Known]:
-        """A loop of known length, step by step."""
+        """Unroll a loop of known length."""
         first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
         constants, carry, rows = arguments[:first], arguments[first:last], arguments[last:]
         outputs = params["jaxpr"].out_avals[params["num_carry"] :]
@@ -231,7 +231,7 @@ class Graph:
         return [*carry, *(self.stack(list(rows)) for rows in zip(*steps, strict=True))]
 
     def translate(self, name: str, params: dict[str, Any], arguments: list[Known], shapes: list[Shape]) -> list[Known]:
-        """One operation that the graph has to do; `shapes` are those of arguments and results in JAX."""
+        """Translate one operation to ONNX; `shapes` are those of its arguments and results in JAX."""
         one, shape = arguments[0], shapes[-1]
         if name in ALIKE:
             return [self.each(ALIKE[name], *arguments)]
@@ -255,7 +255,7 @@ class Graph:
                 return [self.each("Not", self.each("Or", self.each("IsNaN", one), self.each("IsInf", one)))]
             case "select_n" if len(arguments) == 3:
                 return [self.each("Where", one, arguments[2], arguments[1])]
-            case "broadcast_in_dim":  # what is missing in size, ONNX adds where it matters
+            case "broadcast_in_dim":  # ONNX broadcasts sizes later, where needed
                 return [self.unsqueeze(one, [n for n in range(len(shape)) if n not in params["broadcast_dimensions"]])]
             case "squeeze":
                 left = tuple(size for axis, size in enumerate(one.shape) if axis not in params["dimensions"])
@@ -279,7 +279,7 @@ class Graph:
         raise BadInput(f"{self.learner} cannot be exported: ONNX has no counterpart here of JAX's {name}")
 
     def each(self, operator: str, *arguments: Known, **attributes: Any) -> Value:
-        """An operator on each entry, of arguments as they broadcast."""
+        """An elementwise operator on arguments that broadcast."""
         sizes = zip(*(one.shape for one in arguments if one.shape), strict=True)
         shape = tuple(next((size for size in own if size != 1), 1) for own in sizes)
         return self.value(operator, arguments, shape, **attributes)
@@ -292,7 +292,7 @@ class Graph:
         return self.value("Transpose", [one], tuple(one.shape[axis] for axis in axes), perm=tuple(axes))
 
     def product(self, left: Known, right: Known, dimensions: Any, shape: Shape) -> Known:
-        """A sum of products. Runtimes are fastest at matrices, and most products are of those."""
+        """A sum of products: `MatMul` where possible, as runtimes are fastest at it, otherwise `Einsum`."""
         (left_sum, right_sum), (left_batch, _) = dimensions
         if left_batch or len(left_sum) != 1 or len(right.shape) != 2:
             letters = einsum(dimensions, len(left.shape), len(right.shape))
@@ -320,14 +320,14 @@ class Graph:
         return self.value("Unsqueeze", [one, whole_numbers(axes)], shape)
 
     def row(self, rows: Known, index: int) -> Known:
-        """Of a loop's inputs, what this step sees."""
+        """The slice of a loop's input for one step."""
         index = 0 if rows.shape[0] == 1 else index
         if isinstance(rows, np.ndarray):
             return rows[index]
         return self.value("Gather", [rows, np.array(index, np.int64)], rows.shape[1:], axis=0)
 
     def stack(self, rows: list[Known]) -> Known:
-        """Of a loop's outputs, all steps'."""
+        """The outputs of all steps of a loop, stacked."""
         if all(isinstance(one, np.ndarray) for one in rows):
             return np.stack([np.asarray(one) for one in rows])
         shape = (len(rows), *rows[0].shape)
@@ -337,7 +337,7 @@ class Graph:
         return [self.whole(one, shape) for one, shape in zip(arguments, shapes, strict=True)]
 
     def whole(self, one: Known, shape: Shape) -> Known:
-        """The same at its full size."""
+        """The same value, broadcast to its full shape."""
         if one.shape == shape:
             return one
         sizes = [1 if own == wanted else wanted for own, wanted in zip(one.shape, shape, strict=True)]
@@ -350,7 +350,7 @@ class Graph:
         return self.value("Expand", [one, self.value("Concat", each, (len(each),), axis=0)], shape)
 
     def value(self, operator: str, arguments: Sequence[Known], shape: Shape, **attributes: Any) -> Value:
-        """What an operator makes of its arguments."""
+        """The output of an operator; equal operators share a node."""
         inputs = [one.name if isinstance(one, Value) else self.constant(one) for one in arguments]
         key = (operator, *inputs, *attributes.items())
         if key not in self.nodes:
@@ -367,7 +367,7 @@ class Graph:
         return self.constants[key].name
 
     def needed(self, last: Known) -> tuple[list[Any], list[Any]]:
-        """Nodes and constants that the last value depends on: what adaptation reports of itself is left out."""
+        """Nodes and constants on which the last value depends; diagnostics of adaptation are left out."""
         assert isinstance(last, Value)
         names, nodes = {last.name}, []
         for node in reversed(self.nodes.values()):
@@ -382,12 +382,12 @@ def is_static(shape: Sequence[Any]) -> bool:
 
 
 def whole_numbers(values: Iterable[Any]) -> Int[np.ndarray, " number"]:
-    """As ONNX wants axes and sizes."""
+    """An int64 array, as ONNX expects axes and sizes."""
     return np.array(list(values), np.int64)
 
 
 def einsum(dimensions: Any, left_rank: int, right_rank: int) -> str:
-    """A product's axes in letters, as in `numpy.einsum`: shared axes first, then the left's, then the right's."""
+    """The equation of a product, as for `numpy.einsum`: batch axes first, then the left's, then the right's."""
     (left_sum, right_sum), (left_batch, right_batch) = dimensions
     left = list(string.ascii_lowercase[:left_rank])
     right = list(string.ascii_uppercase[:right_rank])

@@ -1,4 +1,4 @@
-"""What is minimised: the loss of a task (Eq. 5), and the terms that are added to it (Eq. 6, Eq. 7)."""
+"""Loss functions: the loss of a task (Eq. 5), and the terms that are added to it (Eq. 6, Eq. 7)."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from metaleo.tasks.task import Batch
 def cross_entropy(
     logits: Float[Array, "*example way"], targets: Float[Array, "*example way"]
 ) -> Float[Array, "*example"]:
-    """-w_y·x + log Σ_j exp(w_j·x), of each example (Eq. 5)."""
+    """-w_y·x + log Σ_j exp(w_j·x) for each example (Eq. 5)."""
     return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
 
 
@@ -33,10 +33,11 @@ def query_loss(
 
 
 def mixture_loss(losses: Float[Array, " sample"], query: Batch) -> Float[Array, ""]:
-    """-(1/Q) log (1/M) Σ_m exp(-Q L_m): what M sampled solutions with mean losses L_m say together.
+    """-(1/Q) log (1/M) Σ_m exp(-Q L_m): the joint loss of M sampled solutions with mean losses L_m.
 
-    With losses that are negative log-likelihoods it is that of their mixture, all Q query examples taken jointly:
-    the best where the samples are as spread as the truth may be. One sample is the loss of Eq. 6.
+    If the losses are negative log-likelihoods, this is the negative log-likelihood of the mixture of samples, with all
+    Q query examples taken jointly. It is lowest if the samples are as spread out as the plausible solutions. With one
+    sample it is the query loss of Eq. 6.
     """
     examples = jnp.sum(query.mask.astype(losses.dtype))
     return (jnp.log(jnp.asarray(len(losses), losses.dtype)) - jax.nn.logsumexp(-examples * losses)) / examples
@@ -48,7 +49,7 @@ def accuracy(logits: Float[Array, "example way"], batch: Batch) -> Float[Array, 
 
 
 def encoder_penalty(codes: Float[Array, "way latent"], adapted_codes: Float[Array, "way latent"]) -> Float[Array, ""]:
-    """mean (stopgrad(z′) - z)²: the encoder is drawn to the adapted code, never the other way (Eq. 6)."""
+    """mean (stopgrad(z′) - z)²: pulls the encoder towards the adapted code, never the other way round (Eq. 6)."""
     return jnp.mean((jax.lax.stop_gradient(adapted_codes) - codes) ** 2)
 
 
@@ -58,14 +59,14 @@ def l2(*weights: Float[Array, "..."]) -> Float[Array, ""]:
 
 
 def orthogonality(*layers: Float[Array, "_ _"]) -> Float[Array, ""]:
-    """mean (C - I)², C the cosines between the rows of a decoder's layer, one per latent dimension (Eq. 7).
+    """mean (C - I)², where C holds the cosines between rows of a decoder layer, one row per latent dimension (Eq. 7).
 
-    Of several layers, the mean.
+    For several layers, this is their mean.
     """
 
     def of_layer(weight: Float[Array, "latent out"]) -> Float[Array, ""]:
         squares = jnp.sum(weight**2, axis=1, keepdims=True)
-        rows = weight * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))  # a row of zeros has no direction, nor a gradient
+        rows = weight * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))  # a zero row has no direction: its gradient is zero
         return jnp.mean((rows @ rows.T - jnp.eye(len(weight), dtype=weight.dtype)) ** 2)
 
     return sum(map(of_layer, layers), start=jnp.zeros((), layers[0].dtype)) / len(layers)

@@ -1,4 +1,4 @@
-"""Files that are replaced atomically and read without running anything in them: text, JSON, CSV, trees of arrays."""
+"""Files that are replaced atomically and read without executing their contents: text, JSON, CSV, trees of arrays."""
 
 import contextlib
 import csv
@@ -28,9 +28,9 @@ FORMAT = 1
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write to; it takes `path`'s place once it is whole and on the disk.
+    """Yields a temporary path beside `path` to write to; it replaces `path` once it is complete and on the disk.
 
-    A failure (a full disk, say) leaves `path` as it was, and nothing beside it.
+    A failure, such as a full disk, leaves `path` unchanged and removes the temporary file.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -39,7 +39,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         with open(temporary, "rb+") as written:
             os.fsync(written.fileno())
         os.replace(temporary, path)
-    except (OSError, SafetensorError) as error:  # the latter is what safetensors makes of a full disk
+    except (OSError, SafetensorError) as error:  # safetensors raises the latter on a full disk
         why = getattr(error, "strerror", None) or error
         raise BadInput(f"cannot write {path}: {why}; what was saved before is intact") from error
     finally:
@@ -48,7 +48,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse, before any work, a place that cannot be written to; folders on the way there are made."""
+    """Raise `BadInput`, before any work, if `path` cannot be written; missing parent folders are created."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
@@ -63,7 +63,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What a JSON file holds, nothing if there is none."""
+    """The contents of a JSON file; empty if it is missing or invalid."""
     with contextlib.suppress(OSError, ValueError):
         values = json.loads(path.read_text(encoding="utf-8"))
         return values if isinstance(values, dict) else {}
@@ -71,13 +71,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def leaf_names(tree: PyTree) -> list[str]:
-    """`encoder.weight` and so on: the path to each leaf."""
+    """The path to each leaf, such as `encoder.weight`."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
 
 
 def save_tree(path: Path, tree: PyTree, header: dict[str, Any]) -> None:
-    """The leaves of a tree by name, and a header in JSON."""
+    """Save the leaves of a tree by name, with a header in JSON."""
     arrays = {name: np.asarray(leaf) for name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree), strict=True)}
     versions = {"metaleo": metaleo.__version__, "jax": jax.__version__}
     text = json.dumps({"format": FORMAT, **header, "versions": versions})
@@ -99,7 +99,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def load_tree(path: Path, like: PyTree, old_names: Mapping[str, str] | None = None) -> PyTree:
-    """A tree of the same structure as `like`, with the leaves in the file; some may have an older name there."""
+    """A tree with the structure of `like` and the leaves in the file, which may use the older names in `old_names`."""
     read_header(path)
     arrays = safetensors.numpy.load_file(path)
     for new, old in (old_names or {}).items():
@@ -114,7 +114,7 @@ def load_tree(path: Path, like: PyTree, old_names: Mapping[str, str] | None = No
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A CSV file; numbers that are not whole have six digits."""
+    """Write a CSV file; NumPy floats get six decimals."""
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
@@ -123,7 +123,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[str]:
-    """The folder, for this worker alone; yields the worker's name, which outlives a kill."""
+    """Lock the folder for this worker; yields the worker's name, which survives a kill."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "worker"
     try:

@@ -1,4 +1,4 @@
-"""Progress of long work: the library reports it here, and the command line shows it."""
+"""Progress of long operations: the library reports it here, and the command line displays it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,20 +6,20 @@ from typing import Protocol
 
 
 class Bar(Protocol):
-    """Hears how much of some work is done."""
+    """A callback that receives how much of an operation is done."""
 
     def __call__(self, done: int | None = None, *, total: int | None = None, note: str | None = None) -> None: ...
 
 
 class Progress:
-    """Hears of messages and of work that goes on; this one stays silent."""
+    """Receives messages and the progress of operations; this base class ignores them."""
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Report one line of text."""
 
     @contextlib.contextmanager
     def bar(self, name: str, total: int | None = None, note: str = "") -> Iterator[Bar]:
-        """Work of this name begins; what is yielded hears how far it is."""
+        """Begin an operation of this name; yields the callback for its progress."""
         del name, total, note
 
         def ignore(done: int | None = None, *, total: int | None = None, note: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The journal of a long run: a line per report, and a way to be stopped."""
+"""The folder of a long run: its configuration and metrics log, and a clean stop on signals."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 
 def claim_run_folder(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
-    """Take a folder for a new run, and write down its configuration."""
+    """Create the folder of a new run, and write its configuration there."""
     config_path = folder / "config.json"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not overwrite:
@@ -35,7 +35,7 @@ def finite_or_none(value: Any) -> float | None:
 
 
 class MetricsLog:
-    """metrics.jsonl. Lines past the state that a run resumes from are dropped: they will be written again."""
+    """Writes metrics.jsonl. On resume, lines after the saved step are dropped, because they will be written again."""
 
     def __init__(self, path: Path, step: int):
         self.path = path
@@ -55,7 +55,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """All whole lines of a metrics file; a kill may have left half a line at the end."""
+    """All complete lines of a metrics file; a killed run may have left a partial line at the end."""
     records = []
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -66,7 +66,7 @@ def read_metrics(path: Path) -> list[Record]:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """A list that becomes non-empty when SIGINT or SIGTERM arrives; a second Ctrl-C is an ordinary one."""
+    """A list that becomes non-empty when SIGINT or SIGTERM arrives; a second Ctrl-C raises KeyboardInterrupt."""
     received: list[int] = []
 
     def note(number: int, _: Any) -> None:

@@ -1,1 +1,1 @@
-"""What we ask of JAX: compilation, devices and hosts, random numbers."""
+"""Helpers around JAX: compilation, devices and hosts, random numbers."""

@@ -1,1 +1,1 @@
-"""What a model has learned: codes, curvature, coverage and certainty (Sections 4.5 and 4.6), as numbers."""
+"""Quantitative analyses of trained models: latent codes, curvature, coverage and uncertainty (Sections 4.5 and 4.6)."""

@@ -1,4 +1,4 @@
-"""Codes before and after adaptation: do they come to stand apart by class (Section 4.5, Figure 4)?"""
+"""Latent codes before and after adaptation: does adaptation separate them by class (Section 4.5, Figure 4)?"""
 
 import dataclasses
 import math
@@ -33,14 +33,14 @@ PERPLEXITY = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Codes:
-    """The codes of many tasks, at each point of their way, and what each stands for."""
+    """Latent codes of many tasks at each point of adaptation, with the label of each code."""
 
     paths: Float[np.ndarray, "code point latent"]
     labels: Int[np.ndarray, " code"]
     rows: Int[np.ndarray, "code shot"]
-    """Of the examples that each code was made of."""
+    """Rows of the support examples behind each code."""
     names: tuple[str, ...]
-    """Of the labels."""
+    """Names of the labels."""
 
     @property
     def before(self) -> Float[np.ndarray, "code latent"]:
@@ -52,7 +52,7 @@ class Codes:
 
 
 def check_codes(candidate: Candidate, num_tasks: int) -> None:
-    """Refuse what has no codes, or none that move."""
+    """Raise `BadInput` for too few tasks, or for a model without codes to compare before and after adaptation."""
     if num_tasks < FEWEST_TASKS:
         raise BadInput(f"tasks={num_tasks} must be at least {FEWEST_TASKS}: codes are compared with each other")
     learner = inner_learner(candidate.learner)
@@ -71,7 +71,7 @@ def check_codes(candidate: Candidate, num_tasks: int) -> None:
 def collect_codes(
     candidate: Candidate, suite: TaskSuite, split: str, seed: int, num_tasks: int, progress: Report = ignore_progress
 ) -> Codes:
-    """Codes of these tasks, with means and without dropout."""
+    """Collect the codes of these tasks, using means instead of samples and no dropout."""
     check_codes(candidate, num_tasks)
     tasks = suite.tasks(candidate, split)
 
@@ -92,14 +92,14 @@ def collect_codes(
 
 
 def label_names(suite: TaskSuite, split: str) -> tuple[str, ...]:
-    """What codes may stand for, in words."""
+    """Readable names of the labels: families of functions, or classes of the split."""
     return FAMILIES if suite.metaset is None else tuple(map(readable_name, suite.metaset.subset(split).class_names))
 
 
 def silhouettes(
     codes: Float[np.ndarray, "code latent"], labels: Int[np.ndarray, " code"]
 ) -> Float[np.ndarray, " code"]:
-    """(b - a) / max(a, b) of each code, by its mean distance a to its own class and b to the nearest other one."""
+    """Silhouette (b - a) / max(a, b) of each code: a is its mean distance to its own class, b to the nearest other."""
     from sklearn.metrics import silhouette_samples
 
     return np.asarray(silhouette_samples(np.asarray(codes, np.float64), labels))
@@ -112,17 +112,17 @@ def purity(
     neighbours: int = NEIGHBOURS,
     even: bool = True,
 ) -> float:
-    """Share of each code's nearest neighbours that are of its label; NaN where no code has any neighbour.
+    """Mean share of each code's nearest neighbours that have its label; NaN if no code has a neighbour.
 
-    Codes that were made of an example in common are no neighbours: they are alike because of the example. Where only
-    codes of one label can have that (`even`), the same share of the others is left out blindly, so that a code meets
-    its own label as often as chance would have it.
+    Codes that share an example do not count as neighbours: the shared example alone makes them similar. If only codes
+    of the same label can share examples (`even`), the same share of codes of other labels is left out at random, so
+    that the chance level is unaffected.
     """
     codes = np.asarray(codes, np.float64)
     squares = (codes**2).sum(1)
     related, random = shares_example(rows), np.random.default_rng(0)
     shares = []
-    for first in range(0, len(codes), 1000):  # a bounded part of all distances at a time
+    for first in range(0, len(codes), 1000):  # blocks of distances, to bound memory
         part = slice(first, first + 1000)
         distances = squares[part, None] + squares[None, :] - 2 * codes[part] @ codes.T
         apart, same = related[part].toarray(), labels[part, None] == labels[None, :]
@@ -141,7 +141,7 @@ def purity(
 
 
 def shares_example(rows: Int[np.ndarray, "code shot"]) -> Any:
-    """Which codes have an example in common, as a sparse matrix."""
+    """Sparse boolean matrix of the pairs of codes that share an example."""
     from scipy.sparse import csr_array
 
     count, shot = rows.shape
@@ -151,11 +151,11 @@ def shares_example(rows: Int[np.ndarray, "code shot"]) -> Any:
 
 
 def describe_codes(codes: Codes) -> dict[str, Any]:
-    """Numbers in the latent space itself, before and after; distances in its own units."""
+    """Statistics of codes before and after adaptation, in the latent space itself and in its units."""
     result: dict[str, Any] = {"codes": len(codes.labels), "classes": len(np.unique(codes.labels))}
     for name, points in (("before", codes.before), ("after", codes.after)):
         result[name] = {"silhouette": math.nan, "purity": math.nan, "spread": spread(points)}
-        if result[name]["spread"] > 0:  # without an encoder all codes start at one point
+        if result[name]["spread"] > 0:  # without an encoder, all codes start at the same point
             result[name]["silhouette"] = float(silhouettes(points, codes.labels).mean())
             result[name]["purity"] = purity(points, codes.labels, codes.rows)
     moved = np.linalg.norm(codes.after - codes.before, axis=1)
@@ -171,26 +171,26 @@ def describe_codes(codes: Codes) -> dict[str, Any]:
 
 
 def spread(points: Float[np.ndarray, "code latent"]) -> float:
-    """Root mean squared distance to the mean."""
+    """Root mean squared distance of the points to their mean."""
     return float(np.sqrt(((points - points.mean(0)) ** 2).sum(1).mean()))
 
 
 def apart(codes: Codes) -> float:
-    """Share of neighbours on the same side, before or after, among all codes of both: a half if nothing has changed."""
+    """Share of a code's neighbours on its own side (before or after), among codes of both sides: 1/2 if none moved."""
     points = np.concatenate([codes.before, codes.after])
     sides = np.repeat([0, 1], len(codes.labels))
-    rows = codes.rows if codes.rows.size else np.arange(len(codes.labels))[:, None]  # its own other end is no neighbour
+    rows = codes.rows if codes.rows.size else np.arange(len(codes.labels))[:, None]  # leaves out a code's other end
     return purity(points, sides, np.tile(rows, (2, 1)), even=False)
 
 
 def chance(labels: Int[np.ndarray, " code"]) -> float:
-    """Purity of neighbours drawn blindly."""
+    """Expected purity of neighbours drawn at random."""
     counts = np.bincount(labels).astype(np.float64)
     return float((counts * (counts - 1)).sum() / (counts.sum() * (counts.sum() - 1)))
 
 
 def typical_class(codes: Codes) -> int:
-    """The label of middling separation after adaptation: no showpiece."""
+    """The label with the median silhouette after adaptation, as a representative example."""
     values = silhouettes(codes.after, codes.labels)
     labels = np.unique(codes.labels)
     means = [values[codes.labels == label].mean() for label in labels]
@@ -198,7 +198,7 @@ def typical_class(codes: Codes) -> int:
 
 
 def project(codes: Codes, seed: int) -> Float[np.ndarray, "side code 2"]:
-    """One t-SNE of codes and adapted codes together."""
+    """Project codes before and after adaptation to two dimensions, with one joint t-SNE."""
     from sklearn.manifold import TSNE
 
     points = np.concatenate([codes.before, codes.after]).astype(np.float32)
@@ -208,7 +208,7 @@ def project(codes: Codes, seed: int) -> Float[np.ndarray, "side code 2"]:
 
 
 def principal_paths(codes: Codes) -> tuple[Float[np.ndarray, "code point 2"], Float[np.ndarray, " 2"]]:
-    """Every path on the two directions in which its points differ most, and their shares of all variance."""
+    """Project all paths onto the first two principal components; also returns their shares of the variance."""
     points = codes.paths.reshape(-1, codes.paths.shape[-1]).astype(np.float64)
     centred = points - points.mean(0)
     _, lengths, directions = np.linalg.svd(centred, full_matrices=False)

@@ -1,4 +1,4 @@
-"""How far adaptation carries a model: what the decoder does to lengths, and how long steps are (Figures 5b, 5c)."""
+"""How far adaptation moves a model: singular values of the decoder, and lengths of steps (Figures 5b, 5c)."""
 
 import dataclasses
 from typing import Any
@@ -30,17 +30,17 @@ KINDS = {"z": "steps in z", "decoded": "the same steps in θ", "theta": "steps i
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """Singular values of the decoder, and lengths of steps of each kind: over all codes of a task together."""
+    """Singular values of the decoder, and lengths of steps by kind, each over all codes of a task together."""
 
     singular_values: Float[np.ndarray, "... latent"] | None
-    """Of dθ/dz: one set where the decoder is linear, else one for each task, at the code that it starts from."""
+    """Singular values of dθ/dz: one set for a linear decoder, otherwise one set per task, at its initial code."""
     steps: dict[str, Float[np.ndarray, "task step"]]
     total: dict[str, Float[np.ndarray, " task"]]
-    """From the start to the end."""
+    """Distance from the first point to the last."""
 
 
 def lengths(path: Float[Array, "point code dim"]) -> tuple[Float[Array, " step"], Float[Array, ""]]:
-    """Of each step, and from the first point to the last."""
+    """Length of each step, and distance from the first point to the last."""
     return jnp.sqrt(jnp.sum(jnp.diff(path, axis=0) ** 2, axis=(1, 2))), jnp.sqrt(jnp.sum((path[-1] - path[0]) ** 2))
 
 
@@ -61,7 +61,7 @@ def look_at_steps(learner: Descending, support: Batch) -> dict[str, Any]:
 def measure_coverage(
     candidate: Candidate, suite: TaskSuite, split: str, seed: int, num_tasks: int, progress: Report = ignore_progress
 ) -> Coverage:
-    """Of these tasks, with means and without dropout."""
+    """Measure coverage on these tasks, using means instead of samples and no dropout."""
     inner = descending(candidate)
 
     def on_host(found: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def measure_coverage(
 
 
 def describe_coverage(coverage: Coverage) -> dict[str, Any]:
-    """Quantiles; and by how much a step in z is longer in θ."""
+    """Quantiles of singular values, of lengths, and of the ratio of a step's length in θ to its length in z."""
     result: dict[str, Any] = {}
     if coverage.singular_values is not None:
         values = coverage.singular_values

@@ -1,6 +1,6 @@
 """Curvature of a task's loss in z and in θ: the eigenvalues of its Hessian (Section 4.6, Figure 5a).
 
-The loss is the inner one, of the support set (Eq. 5), where adaptation starts and where it ends.
+The loss is the inner loss on the support set (Eq. 5), at the points where adaptation starts and ends.
 """
 
 import dataclasses
@@ -33,27 +33,27 @@ from metaleo.tasks.task import Batch
 
 POINTS: tuple[str, ...] = ("before", "after")
 LARGEST = 2000
-"""Numbers in a point whose whole Hessian is formed."""
+"""Largest number of coordinates for which the full Hessian is formed."""
 WHOLE_TASKS = 100
-"""Tasks at most for which whole Hessians in θ are formed: each takes half a second."""
+"""Maximum number of tasks with full Hessians in θ: each takes half a second."""
 ROUNDING = 1e-6
-"""Eigenvalues of whole Hessians below this share of the task's largest are rounding error."""
+"""Eigenvalues of full Hessians below this fraction of the task's largest count as rounding error."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Spectra:
-    """Absolute eigenvalues by space (z, theta) and point, task by task; NaN where a task has fewer than others.
+    """Absolute eigenvalues by space (z, theta) and point, one row per task; NaN pads tasks with fewer eigenvalues.
 
-    Only those that are not zero by construction, see `softmax_spectrum`.
+    Eigenvalues that are zero by construction are left out, see `softmax_spectrum`.
     """
 
     values: dict[str, dict[str, Float[np.ndarray, "task eigenvalue"]]]
     sizes: dict[str, int]
-    """How many numbers a point has: as many eigenvalues, those that are zero by construction included."""
+    """Number of coordinates, and so of eigenvalues, of each space; zeros by construction are included."""
 
 
 class Logits(eqx.Module):
-    """A loss whose logits are linear in the point, `inputs @ pointᵀ`: all that its Hessian depends on."""
+    """All that determines the Hessian of a loss whose logits are linear in the point, `inputs @ pointᵀ`."""
 
     inputs: Float[Array | np.ndarray, "*task example dim"]
     logits: Float[Array | np.ndarray, "*task example way"]
@@ -61,10 +61,10 @@ class Logits(eqx.Module):
 
 
 def eigenvalues(matrices: Float[np.ndarray, "*task dim dim"]) -> Float[np.ndarray, "*task dim"]:
-    """Of symmetric matrices, smallest first.
+    """Eigenvalues of symmetric matrices, smallest first.
 
-    Each by one thread, as many at a time as there are cores: the threads that BLAS would use within one matrix wait for
-    each other so often that on a busy machine they take twenty times as long.
+    Each matrix uses one thread, and as many matrices run in parallel as there are cores. BLAS threads within one matrix
+    wait for each other so often that, if the cores are busy, they take twenty times as long.
     """
     size = matrices.shape[-1]
     with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -80,8 +80,9 @@ def softmax_spectrum(
     """Eigenvalues, largest first, of the Hessian of Σ_i w_i CE(W x_i, y_i) in W, without forming it.
 
     It is Σ_i w_i S_i ⊗ x_i x_iᵀ with S = diag(p) - ppᵀ = RRᵀ, R = diag(√p)(I - √p√pᵀ), that is FFᵀ for the factor F
-    with a column √w_i r_ia ⊗ x_i for each example i and way a; and FᵀF, whose entries are inner products, has the
-    same eigenvalues save zeros. As logits may all shift alike, at most (way - 1) min(examples, dim) are not zero.
+    with a column √w_i r_ia ⊗ x_i for each example i and way a. FᵀF, whose entries are inner products, has the same
+    non-zero eigenvalues. As a common shift of all logits has no effect, at most (way - 1) min(examples, dim) are not
+    zero.
     """
     inputs, logits, weights = (np.asarray(values, np.float64) for values in (inputs, logits, weights))
     examples, way = logits.shape[-2:]
@@ -97,13 +98,13 @@ def softmax_spectrum(
 
 
 def whole_spectrum(hessians: Float[np.ndarray, "task dim dim"]) -> Float[np.ndarray, "task dim"]:
-    """Absolute eigenvalues, largest first; NaN for those that are rounding error beside the task's largest."""
+    """Absolute eigenvalues, largest first; NaN for those that are rounding error relative to the task's largest."""
     values = np.sort(np.abs(eigenvalues(np.asarray(hessians, np.float64))), axis=-1)[:, ::-1]
     return np.where(values > ROUNDING * values[:, :1], values, np.nan)
 
 
 def hessian(loss: Callable[[Any], Any], at: Float[Array, "code dim"]) -> Float[Array, "numbers numbers"]:
-    """Of all numbers of the point at once."""
+    """Hessian of the loss in all coordinates of the point, flattened."""
     return jax.hessian(lambda flat: loss(flat.reshape(at.shape)))(at.reshape(-1))
 
 
@@ -118,7 +119,7 @@ def linear_in(point: Float[Array, "way dim"], inputs: Float[Array, "example dim"
 
 
 def look_in_z(learner: LEO, support: Batch) -> list[Logits | Float[Array, "numbers numbers"]]:
-    """What the Hessians at both points follow from: for linear classifiers a few numbers, else the Hessians."""
+    """At the first and the last code: `Logits` if the network and decoder are linear, otherwise the full Hessian."""
     path = code_path(learner, support)
     if learner.network.linear and learner.decoder.linear:
         return [linear_in(code, support.inputs @ learner.decoder.to_mean.T, support) for code in (path[0], path[-1])]
@@ -127,7 +128,7 @@ def look_in_z(learner: LEO, support: Batch) -> list[Logits | Float[Array, "numbe
 
 
 def look_in_theta(learner: Descending, support: Batch) -> list[Logits | Float[Array, "numbers numbers"]]:
-    """The same in θ, from the weights of the first code to the last weights."""
+    """The same in θ, at the initial weights (LEO decodes them from the first code) and at the final weights."""
     path = weight_path(learner, support)
     start = learner.decode(code_path(learner, support)[0], None) if isinstance(learner, LEO) else path[0]
     if learner.network.linear:
@@ -144,7 +145,7 @@ def spectrum(held: Any) -> Float[np.ndarray, "task eigenvalue"]:
 def measure_curvature(
     candidate: Candidate, suite: TaskSuite, split: str, seed: int, num_tasks: int, progress: Report = ignore_progress
 ) -> Spectra:
-    """Eigenvalues for these tasks; in θ for fewer, or none, where it has too many numbers for an exact answer."""
+    """Eigenvalues for these tasks; in θ for fewer tasks, or none, if θ is too large for exact eigenvalues."""
     inner = descending(candidate)
     network = inner.network
     codes = suite.way if network.per_class else 1
@@ -171,7 +172,7 @@ def measure_curvature(
 
 
 def quantiles(values: Float[np.ndarray, "..."]) -> dict[str, float]:
-    """What a box shows."""
+    """The quantiles that a box plot shows, of the finite values."""
     flat = np.asarray(values, np.float64).ravel()
     flat = flat[np.isfinite(flat)] if np.isfinite(flat).any() else np.array([np.nan])
     shares = {"5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95}
@@ -179,8 +180,10 @@ def quantiles(values: Float[np.ndarray, "..."]) -> dict[str, float]:
 
 
 def describe_curvature(spectra: Spectra) -> dict[str, Any]:
-    """Quantiles over all eigenvalues of all tasks; of the largest of each task; and of their mean, zeros included,
-    which is the curvature along a direction drawn blindly. And z beside θ, by the medians of each."""
+    """Quantiles of all eigenvalues, of each task's largest and of each task's mean; and ratios of medians, z over θ.
+
+    The mean includes zeros, so it is the expected curvature along a random direction.
+    """
     result: dict[str, Any] = {"numbers": {space: spectra.sizes[space] for space in spectra.values}}
     for space, points in spectra.values.items():
         for point, values in points.items():

@@ -1,4 +1,4 @@
-"""The way that an adaptation goes, step by step: in z, and in θ. And a walk over many tasks."""
+"""The path of adaptation, step by step, in z and in θ; and a map over many tasks."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from metaleo.tasks.sines_and_lines import SinesAndLines
 from metaleo.tasks.task import Batch
 
 Descending = LEO | MAML | MetaSGD | Reptile
-"""Learners that take gradient steps."""
+"""Learners that adapt by gradient steps."""
 Report = Callable[[int], None]
 
 
@@ -28,7 +28,7 @@ def ignore_progress(done: int) -> None:
 
 
 def unwrap_joint(learner: Learner, support: Batch) -> tuple[Any, Batch]:
-    """The learner behind a tail, and what it sees; any other is itself."""
+    """The inner learner of a `Joint`, and the support set as it sees it; other learners stay as they are."""
     return (learner.learner, learner.seen(support)) if isinstance(learner, Joint) else (learner, support)
 
 
@@ -37,13 +37,13 @@ def inner_learner(learner: Learner) -> Learner:
 
 
 def steps_codes(learner: Learner) -> bool:
-    """Whether its codes move."""
+    """Whether the learner takes gradient steps on latent codes."""
     inner = inner_learner(learner)
     return isinstance(inner, LEO) and inner.latent_steps > 0
 
 
 def parameters(head: Head) -> Float[Array, "code size"]:
-    """θ of a head that was descended on or generated."""
+    """θ of a head that was generated or adapted by gradient steps."""
     if isinstance(head, LinearHead):
         return head.weights
     if isinstance(head, GeneratedHead):
@@ -52,7 +52,7 @@ def parameters(head: Head) -> Float[Array, "code size"]:
 
 
 def code_path(learner: LEO, support: Batch) -> Float[Array, "point code latent"]:
-    """z before the first latent step and after each, with means and without dropout."""
+    """z before the first latent step and after each step, using means instead of samples and no dropout."""
 
     def after(steps: int) -> Float[Array, "code latent"]:
         return dataclasses.replace(learner, latent_steps=steps).adapt(support).trace.adapted_code
@@ -61,7 +61,7 @@ def code_path(learner: LEO, support: Batch) -> Float[Array, "point code latent"]
 
 
 def weight_path(learner: Descending, support: Batch) -> Float[Array, "point code size"]:
-    """θ before the first step that is taken in θ and after each: all of Meta-SGD's steps, the last ones of LEO."""
+    """θ before the first step in θ and after each step: for LEO its fine-tuning steps, for other learners all steps."""
     if isinstance(learner, LEO):
         field, total = "finetune_steps", learner.finetune_steps
     else:
@@ -74,12 +74,12 @@ def weight_path(learner: Descending, support: Batch) -> Float[Array, "point code
 
 
 def decode(learner: LEO, codes: Float[Array, "point code latent"]) -> Float[Array, "point code size"]:
-    """θ of every point of a path in z."""
+    """θ decoded from every point of a path in z."""
     return jax.vmap(lambda code: learner.decode(code, None))(codes)
 
 
 def descending(candidate: Candidate) -> Descending:
-    """The learner that takes steps, or one line on why there is none."""
+    """The inner learner; raise `BadInput` if it takes no gradient steps."""
     inner = inner_learner(candidate.learner)
     if not isinstance(inner, Descending):
         name = candidate.config.structure.learner
@@ -88,9 +88,9 @@ def descending(candidate: Candidate) -> Descending:
 
 
 class Labelled(NamedTuple):
-    """A support set, what each of its codes stands for, and the rows of the examples that each was made of, if any.
+    """A support set, the label of each of its codes, and the rows of the examples behind each code, if any.
 
-    A code stands for a class, known by the row of its first example, or for a function: 1 for a sine, 0 for a line.
+    A label is the row of the first example of a class, or the family of a function: 1 for a sine, 0 for a line.
     """
 
     support: Batch
@@ -120,10 +120,10 @@ def map_over_tasks(
     on_host: Callable[[PyTree], PyTree] = lambda values: values,
     at_once: int = 50,
 ) -> PyTree:
-    """`function(learner, task, key)` for each of the tasks that `metaleo evaluate` tests on with this seed.
+    """Apply `function(learner, task, key)` to each of the tasks on which `metaleo evaluate` tests with this seed.
 
-    The key is for what is done to the task. `on_host` is done in NumPy to each block of values, before the next one is
-    begun.
+    The key is not the one that drew the task. `on_host` processes each block of values in NumPy before the next block
+    starts.
     """
 
     @jax.jit
@@ -133,7 +133,7 @@ def map_over_tasks(
         )
 
     def values(indices: Int[Array, " task"]) -> PyTree:
-        left = num_tasks - int(indices[0])  # the last block is as long as the others, and asked for in part
+        left = num_tasks - int(indices[0])  # the last block is full-sized, but only part of it is used
         found = block(learner, tasks, task_key(seed), indices)
         found = jax.tree.map(lambda leaf: np.asarray(leaf)[:left], found)
         refuse_divergence(found, min(int(indices[-1]) + 1, num_tasks))
@@ -143,7 +143,7 @@ def map_over_tasks(
 
 
 def refuse_divergence(values: PyTree, seen: int) -> None:
-    """Of a model that goes astray nothing can be told."""
+    """Raise `BadInput` if adaptation produced NaN or Inf."""
     leaves = [leaf for leaf in jax.tree.leaves(values) if np.issubdtype(leaf.dtype, np.floating)]
     if not all(np.isfinite(leaf).all() for leaf in leaves):
         raise BadInput(f"adaptation leads to NaN or Inf within the first {seen:,} tasks: the model diverges there")

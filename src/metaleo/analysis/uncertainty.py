@@ -1,7 +1,8 @@
-"""Does a model know when it is wrong? Certainty of its answers against their errors.
+"""Does a model know when it is wrong? Uncertainty of its predictions compared with their errors.
 
-A stochastic LEO can be asked twice: the classifier of its means, as it is tested, and many classifiers drawn from its
-Gaussians, each adapted by itself, whose probabilities are averaged. Other learners have one classifier.
+A stochastic LEO predicts in two ways: with the classifier from its means, as in evaluation, and with many classifiers
+sampled from its Gaussians, each adapted separately, whose probabilities are averaged. Other learners have one
+classifier.
 """
 
 import dataclasses
@@ -23,25 +24,25 @@ from metaleo.tasks import Task
 from metaleo.tasks.sines_and_lines import Curve
 
 GROUPS = 10
-"""Of tasks: the interval of a number that is no mean over tasks comes from its values in these groups."""
+"""Groups of tasks: a statistic that is not a mean over tasks gets its interval from its values in these groups."""
 LEFT_OUT = 0.1
 SHARES = np.arange(0, 0.91, 0.05)
-"""Of answers that are left out, for the curve."""
+"""Shares of answers left out, for the curve of accuracy."""
 LEVELS = np.arange(0.05, 1, 0.05)
-"""Of the predictive intervals of functions."""
+"""Levels of the predictive intervals of functions."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """Every query of every task: whether it was answered rightly, and how certain the model was."""
+    """For every query of every task: whether the prediction is correct, and how certain it is."""
 
     correct: Bool[np.ndarray, "task query"]
     confidence: Float[np.ndarray, "task query"]
-    """The probability of the answer."""
+    """Probability of the predicted class."""
     entropy: Float[np.ndarray, "task query"]
-    """Of the probabilities, in nats."""
+    """Entropy of the predicted probabilities, in nats."""
     disagreement: Float[np.ndarray, "task query"] | None
-    """Share of the sampled classifiers that would answer otherwise."""
+    """Share of the sampled classifiers that predict another class."""
     present: Bool[np.ndarray, "task query"]
     """False for padding."""
 
@@ -72,7 +73,7 @@ def collect_answers(
     samples: int,
     query: int | None = None,
 ) -> dict[str, Answers]:
-    """Answers of the classifier of the means, and where there is something to draw, of sampled classifiers."""
+    """Answers of the classifier from the means and, for a stochastic learner, of sampled classifiers."""
     inner = inner_learner(candidate.learner)
     stochastic = isinstance(inner, LEO) and inner.stochastic
 
@@ -93,16 +94,16 @@ def collect_answers(
 
 
 def error_ranking(doubt: Float[np.ndarray, " query"], correct: Bool[np.ndarray, " query"]) -> float:
-    """AUROC: how often a wrong answer is more in doubt than a right one; NaN where all are right, or all wrong."""
+    """AUROC: how often a wrong answer is more uncertain than a right one; NaN if all are right or all are wrong."""
     from sklearn.metrics import roc_auc_score
 
     return float("nan") if correct.all() or not correct.any() else float(roc_auc_score(~correct, doubt))
 
 
 def kept_accuracy(doubt: Float[np.ndarray, " query"], correct: Bool[np.ndarray, " query"], left_out: float) -> float:
-    """Accuracy of the answers left when this share of them, the most in doubt, is left out.
+    """Accuracy of the remaining answers when this share, the most uncertain, is left out.
 
-    Of answers equally in doubt at the edge, the mean: no order among them is better than another.
+    Answers that are equally uncertain at the threshold count with their mean accuracy: their order is arbitrary.
     """
     kept = max(1, len(doubt) - round(left_out * len(doubt)))
     edge = np.partition(doubt, kept - 1)[kept - 1]
@@ -111,7 +112,7 @@ def kept_accuracy(doubt: Float[np.ndarray, " query"], correct: Bool[np.ndarray, 
 
 
 def reliability(answers: Answers) -> list[dict[str, float]]:
-    """Answers by confidence: how many, how confident on average, and how many of them right."""
+    """Number of answers, mean confidence and accuracy of each bin of confidence."""
     confidence, correct = answers.confidence[answers.present], answers.correct[answers.present]
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     return [
@@ -122,7 +123,7 @@ def reliability(answers: Answers) -> list[dict[str, float]]:
 
 
 def over_groups(function: Any, doubt: Float[np.ndarray, "task query"], answers: Answers) -> tuple[float, float]:
-    """A number over all answers, and its 95 % interval from its values in groups of tasks."""
+    """A statistic over all answers, and its 95 % interval from its values in groups of tasks."""
 
     def of(part: slice) -> float:
         present = answers.present[part]
@@ -132,12 +133,12 @@ def over_groups(function: Any, doubt: Float[np.ndarray, "task query"], answers: 
     edges = np.linspace(0, count, GROUPS + 1).astype(int)
     each = [of(slice(*ends)) for ends in itertools.pairwise(edges) if ends[1] > ends[0]]
     each = np.array([value for value in each if np.isfinite(value)])
-    wider = float(stats.t.ppf(0.975, len(each) - 1)) / 1.96 if len(each) > 1 else float("nan")  # of few groups
+    wider = float(stats.t.ppf(0.975, len(each) - 1)) / 1.96 if len(each) > 1 else float("nan")  # Student's t
     return of(slice(None)), wider * mean_and_interval(each)[1]
 
 
 def describe_answers(answers: Answers) -> dict[str, Any]:
-    """Accuracy, calibration, and how well doubt finds errors."""
+    """Accuracy, calibration, and how well uncertainty detects errors."""
     present = answers.present
     per_task = np.where(present, answers.correct, False).sum(1) / present.sum(1)
     accuracy, interval = mean_and_interval(per_task)
@@ -170,7 +171,7 @@ def describe_answers(answers: Answers) -> dict[str, Any]:
 
 
 def accuracy_as_kept(answers: Answers, doubt: Float[np.ndarray, "task query"]) -> Float[np.ndarray, " share"]:
-    """Accuracy of what is kept, for each share that is left out."""
+    """Accuracy of the remaining answers, for each share of `SHARES` that is left out."""
     flat, correct = doubt[answers.present], answers.correct[answers.present]
     return np.array([kept_accuracy(flat, correct, share) for share in SHARES])
 
@@ -180,14 +181,14 @@ def accuracy_as_kept(answers: Answers, doubt: Float[np.ndarray, "task query"]) -
 
 @dataclasses.dataclass(frozen=True)
 class Functions:
-    """Every point of every task of sines and lines: how far off the mean of the samples is, and how spread they are."""
+    """For every point of every task of sines and lines: the error of the samples' mean, and their spread."""
 
     error: Float[np.ndarray, "task point"]
-    """Squared, against the truth without noise."""
+    """Squared error against the true function without noise."""
     spread: Float[np.ndarray, "task point"]
     """Standard deviation of the sampled functions."""
     coverage: Float[np.ndarray, "task level"]
-    """Share of the task's noisy targets within the interval of each level."""
+    """Share of the task's noisy targets inside the interval of each level."""
 
 
 def collect_functions(
@@ -200,7 +201,7 @@ def collect_functions(
     *,
     samples: int,
 ) -> Functions:
-    """Sampled functions of each task, against the truth and noisy targets."""
+    """Sample functions for each task, and compare them with the true function and the noisy targets."""
 
     def analyse_one(learner: Learner, drawn: tuple[Curve, Task], key: PRNGKeyArray) -> dict[str, Any]:
         curve, task = drawn
@@ -220,7 +221,7 @@ def collect_functions(
 
 
 def describe_functions(functions: Functions) -> dict[str, Any]:
-    """Error, with and without the points where samples differ most, and coverage by level."""
+    """Error with and without the points of largest spread, and coverage by level."""
     from scipy.stats import spearmanr
 
     error, spread = functions.error.ravel().astype(np.float64), functions.spread.ravel()

@@ -1,1 +1,1 @@
-"""What decides a run: its configuration, and the presets that it starts from."""
+"""The configuration of a run, and the presets from which it starts."""

@@ -1,4 +1,4 @@
-"""Presets: hyper-parameters that belong together, and how a run's configuration follows from one."""
+"""Presets: sets of hyper-parameters, and how to derive a run's configuration from one."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from metaleo.tasks.sines_and_lines import NOISE
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """Hyper-parameters that belong together, and where they come from."""
+    """A set of hyper-parameters and its origin."""
 
     origin: str
     shot: int
@@ -26,7 +26,7 @@ class Preset:
     structure: Structure = Structure()
     clip: Clip = "global"
     training: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Other fields of a run that belong to it."""
+    """Other fields of `TrainConfig` that the preset sets."""
 
 
 def paper(dataset: str, shot: int, *values: float) -> Preset:
@@ -217,7 +217,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def find_preset(name: str | None, learner: str, shot: int | None, problem: str | None = None) -> Preset:
-    """The preset of this name, or in this file; without a name, the one for this learner and shot, or problem."""
+    """The preset of this name or JSON file; without a name, the default for this learner and shot, or problem."""
     if name is not None and name.endswith(".json"):
         found = TrainConfig.read(Path(name))
         return Preset(name, found.shot, found.hyper, found.structure, found.clip)
@@ -233,16 +233,16 @@ def find_preset(name: str | None, learner: str, shot: int | None, problem: str |
 
 
 def resolve_config(dim: int, *, preset: str | None = None, problem: str | None = None, **given: Any) -> TrainConfig:
-    """The whole configuration of a run: defaults, then the preset, then what is given.
+    """The complete configuration of a run: defaults, overridden by the preset, overridden by `given`.
 
     Args:
         dim: Numbers per example.
-        preset: Name of a preset, or a file that a search wrote; by default the one for the learner and shot.
-        problem: Name of a problem of `PROBLEMS`, instead of data.
+        preset: Name of a preset, or a file from a search; by default the preset for the learner and shot.
+        problem: Name of a problem in `PROBLEMS`, instead of data.
         given: Fields of `TrainConfig`, `Structure` or `HyperParams`.
 
     Returns:
-        A configuration that has been checked, with the engine that will compute it.
+        A checked configuration, with the engine that will compute it.
     """
     learner = given.pop("learner", None) or (find_preset(preset, "leo", None).structure.learner if preset else "leo")
     if learner not in LEARNERS:
@@ -283,7 +283,7 @@ def resolve_config(dim: int, *, preset: str | None = None, problem: str | None =
 
 
 def tail_sizes(backbone: str, dim: int) -> Sizes:
-    """The sizes of a backbone's last stage, which is learned too."""
+    """The sizes of a backbone's last stage, which is trained jointly."""
     sizes = Tail.of(load_backbone(Path(backbone))).sizes
     if math.prod(sizes[:3]) != dim:
         raise BadInput(

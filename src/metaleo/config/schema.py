@@ -1,4 +1,4 @@
-"""The configuration of a run: a plain frozen record, saved with the run."""
+"""The configuration of a run: a frozen dataclass, saved with the run."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ Clip = Literal["global", "per-tensor"]
 
 
 def require_at_least(least: int, **values: int | float) -> None:
-    """Refuse arguments that are too small."""
+    """Raise `BadInput` if a value is below `least`."""
     for name, value in values.items():
         if value < least:
             raise BadInput(f"{name}={value} must be at least {least}")
@@ -23,7 +23,7 @@ def require_at_least(least: int, **values: int | float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides the result of a run."""
+    """Everything that determines the result of a run."""
 
     data: str = "sample"
     train_on: str = "train"
@@ -37,18 +37,18 @@ class TrainConfig:
     patience: int = 20
     clip: Clip = "global"
     decay: bool = False
-    """The learning rate falls to zero over all steps, along half a cosine."""
+    """Whether the learning rate falls to zero over all steps, along half a cosine."""
     seed: int = 0
     seeds: int = 1
     joint: str | None = None
-    """The network whose last stage is learned too, from where it is."""
+    """Backbone whose last stage is trained jointly, starting from its trained weights."""
     engine: str = "auto"
-    """What computes batches of tasks (`metaleo.engines`): to rounding the result is the same."""
+    """What computes batches of tasks (`metaleo.engines`); results are the same up to rounding."""
     structure: Structure = Structure()
     hyper: HyperParams = HyperParams()
 
     def check(self) -> None:
-        """Refuse numbers that make no sense."""
+        """Raise `BadInput` for invalid values."""
         counts = ("steps", "seeds", "meta_batch", "validate_every", "validation_tasks", "patience")
         require_at_least(1, **{name: getattr(self, name) for name in counts})
         structure, hyper = self.structure, self.hyper
@@ -67,11 +67,11 @@ class TrainConfig:
                 raise BadInput(f"{name}={value} must be a finite number of at least 0")
         if not 0 < hyper.keep_prob <= 1:
             raise BadInput(f"keep_prob={hyper.keep_prob} must be a probability above 0")
-        structure.blank()  # what does not fit together says so
+        structure.blank()  # raises if the parts do not fit together
 
     @property
     def kind(self) -> str:
-        """Of task, in words."""
+        """The kind of task, in words."""
         return f"{self.shot}-shot {self.data}" if self.data in PROBLEMS else f"{self.way}-way {self.shot}-shot"
 
     @property

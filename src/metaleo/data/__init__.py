@@ -1,4 +1,4 @@
-"""Feature files and tables, read into a MetaSet: vectors by class. NumPy only."""
+"""Read feature files and tables into a `MetaSet`, feature vectors by class, as NumPy arrays."""
 
 from metaleo.data.feature_files import BUILTIN as BUILTIN
 from metaleo.data.feature_files import load_data as load_data

@@ -1,4 +1,4 @@
-"""What the classes of miniImageNet are called: its files name them by their WordNet numbers."""
+"""English names of the miniImageNet classes, whose files name them by WordNet id."""
 
 NAMES = """
 n01532829 house finch
@@ -106,5 +106,5 @@ READABLE: dict[str, str] = {line[:9]: line[10:] for line in NAMES.split("\n") if
 
 
 def readable_name(class_name: str) -> str:
-    """What people call it; a name that is no such number is itself."""
+    """Return the English name of a WordNet id of miniImageNet, and any other name unchanged."""
     return READABLE.get(class_name, class_name)

@@ -1,9 +1,9 @@
-"""Feature files: `.npz` and `.safetensors` (read and write), the authors' pickles (read), embedded data.
+"""Feature files: `.npz` and `.safetensors` (read and write), the authors' pickles (read), and built-in data (read).
 
 A file holds either `features [class, image, dim]` with `class_names [class]` and `split [class]`, or flat
-`features [n, dim]` with `labels [n]` and `split [n]`. Features may be integers with a `scale [dim]`. In a
-`.safetensors` file, which has no strings, names and splits stand in the header as JSON lists. Where no split is given,
-classes are split at random, always in the same way. Tables (.csv, .parquet …) are read by `tables`.
+`features [n, dim]` with `labels [n]` and `split [n]`. Features may be integers with a `scale [dim]`. A
+`.safetensors` file cannot hold arrays of strings, so names and splits are JSON lists in its header. Without a `split`,
+classes are split at random, with a fixed seed. The module `tables` reads tables (.csv, .parquet …).
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from metaleo.data.tables import LABELS, SUFFIXES, Table, as_label, from_arrow, i
 from metaleo.errors import BadInput
 
 BUILTIN = {"sample": "miniimagenet.safetensors", "strokes": "strokes.npz", "intents": "intents.safetensors"}
-"""Data inside this package, by name: real miniImageNet features, pen strokes of handwritten characters, sentences."""
+"""Built-in data by name: real miniImageNet features, pen strokes of handwritten characters, sentence embeddings."""
 NUMPY_TYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
@@ -38,17 +38,17 @@ NUMPY_TYPES = {
 
 
 def load_data(source: str | Path) -> MetaSet:
-    """Read vectors by class.
+    """Read feature vectors, grouped by class.
 
     Args:
         source: A feature file (.npz, .safetensors), a table with a column `label` (.csv, .tsv, .parquet, or a folder
-            that Hugging Face's save_to_disk wrote), a folder of the authors' embedding pickles, or the name of data
-            inside this package: sample, strokes or intents.
+            that Hugging Face's save_to_disk wrote), a folder of the authors' embedding pickles, or the name of
+            built-in data: sample, strokes or intents.
 
     Returns:
-        The vectors with their classes, each of which belongs to train, val or test.
+        The vectors by class; each class belongs to train, val or test.
 
-    Example:
+    Examples:
         >>> from metaleo import load_data
         >>> load_data("sample").describe()
         '100 classes (64 train, 16 val, 20 test), 100 images each, 640 numbers per image'
@@ -85,7 +85,7 @@ def read_table(
     ignore: Sequence[str] = (),
     content: bytes | None = None,
 ) -> Table:
-    """A table from a file, by its suffix; with `content`, from these bytes instead of those on the disk."""
+    """Read a table in the format of the file's suffix; `content`, if given, replaces the bytes on disk."""
     if content is None and not path.exists():
         raise BadInput(f"{path} does not exist")
     suffix = path.suffix.lower()
@@ -96,7 +96,7 @@ def read_table(
             return from_arrow(read_arrow(path, suffix, content, label), label, ignore)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
-    except Exception as error:  # whatever a damaged file makes the parsers say
+    except Exception as error:  # the parsers can raise anything on a damaged file
         raise BadInput(f"{path} cannot be read ({' '.join(str(error).split())[:200]})") from error
     raise BadInput(
         f"{path} is no table of vectors: that is a .csv, .tsv, .parquet, .npz or .safetensors file, or a folder that "
@@ -107,7 +107,7 @@ def read_table(
 def table_of_features(
     path: Path, suffix: str, content: bytes | None, label: str | None, ignore: Sequence[str]
 ) -> Table:
-    """A feature file, with or without labels."""
+    """Read a feature file, with or without labels, as a table."""
     if ignore:
         raise BadInput("a feature file has no columns to ignore")
     if content is not None and suffix != ".npz":
@@ -137,9 +137,9 @@ def table_of_features(
             raise BadInput(f"`features` hold NaN or Inf in row {np.argwhere(~np.isfinite(vectors))[0][0]}")
         labels = [as_label(value) for value in beside["labels"]] if "labels" in beside else None
         return Table(vectors, labels, [str(value) for value in beside["split"]] if "split" in beside else None)
-    unsplit = np.full(len(features), "test")  # nothing is to be learned from these rows
+    unsplit = np.full(len(features), "test")  # a placeholder: these rows are not for training
     metaset = assemble({"split": unsplit, **fields})
-    order = np.argsort(metaset.rows)  # rows in the order of the file, not by class
+    order = np.argsort(metaset.rows)  # restores the order of the file
     names = np.repeat(np.array(metaset.class_names), metaset.counts)[order].tolist()
     splits = np.repeat(np.array(metaset.splits), metaset.counts)[order].tolist() if "split" in fields else None
     return Table(metaset.read(metaset.rows[order]), names, splits)
@@ -150,7 +150,7 @@ def read_feature_file(path: Path) -> MetaSet:
         fields = READERS[path.suffix](path)
     except BadInput:
         raise
-    except Exception as error:  # whatever a damaged file makes the parsers say
+    except Exception as error:  # the parsers can raise anything on a damaged file
         raise BadInput(f"{path} is truncated or not a {path.suffix} file ({error})") from error
     try:
         return assemble(fields)
@@ -165,7 +165,7 @@ def load_builtin(name: str) -> MetaSet:
 
 
 def assemble(fields: dict[str, Any]) -> MetaSet:
-    """A meta-set from the named fields of a feature file."""
+    """Make a `MetaSet` from the named fields of a feature file."""
     if "features" not in fields:
         raise BadInput(f"not a feature file: it holds {', '.join(sorted(fields)) or 'nothing'}, but no `features`")
     features = fields["features"]
@@ -221,8 +221,8 @@ def same_length(name: str, values: np.ndarray, unit: str, expected: int) -> None
 
 
 def read_npz(path: Path) -> dict[str, Any]:
-    """Arrays by name; `features` stay on the disk, mapped, unless they are compressed."""
-    with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:  # else a bad zip stays open
+    """Read arrays by name; `features` are memory-mapped unless they are compressed."""
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:  # closes a damaged zip too
         names = archive.files
         fields = {name: archive[name] for name in names if name != "features"}
         if "features" in names:
@@ -234,7 +234,7 @@ def read_npz(path: Path) -> dict[str, Any]:
 
 
 def map_member(path: Path, offset: int) -> np.ndarray:
-    """A memory map of the uncompressed array whose zip entry begins at `offset`."""
+    """Memory-map the uncompressed array whose zip entry begins at `offset`."""
     with open(path, "rb") as file:
         file.seek(offset + 26)  # in a zip's local header: the lengths of the name and of the extra field
         name_length, extra_length = struct.unpack("<HH", file.read(4))
@@ -251,7 +251,7 @@ def map_member(path: Path, offset: int) -> np.ndarray:
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
-    """Arrays by name, `features` mapped; names and splits from the header."""
+    """Read arrays by name, with `features` memory-mapped, and the strings in the header."""
     with safetensors.safe_open(path, framework="np") as archive:  # checks sizes and offsets
         header = archive.metadata() or {}
         fields: dict[str, Any] = {name: json.loads(header[name]) for name in STRINGS if name in header}
@@ -270,13 +270,13 @@ STRINGS = ("class_names", "split", "labels")
 
 
 def save_data(metaset: MetaSet, path: str | Path) -> None:
-    """Write a feature file; one dense array where all classes have the same size.
+    """Write a feature file, as one array [class, image, dim] if all classes have the same size.
 
     Args:
-        metaset: What to write.
-        path: A name that ends in .npz or .safetensors.
+        metaset: The vectors to write.
+        path: The file to write; its name ends in .npz or .safetensors.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from metaleo import load_data, save_data
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -12,22 +12,22 @@ from metaleo.errors import BadInput
 
 SPLITS = ("train", "val", "test")
 SLAB = 8192
-"""Rows read at a time where a whole file must be seen: memory stays bounded."""
+"""Number of rows read at a time when a whole file is processed; it bounds memory."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MetaSet:
-    """Vectors by class. `load_data` reads one from a file; `from_labels` and `from_classes` make one from arrays.
+    """Feature vectors by class. Use `load_data` for files, and `from_labels` or `from_classes` for arrays.
 
     Attributes:
-        features: All rows, possibly memory-mapped; row i is `features[i]`, times `scale` where that is given.
-        rows: Row numbers, class after class.
-        counts: Examples of each class; their sum is the length of `rows`.
-        class_names: A name for each class.
-        splits: `train`, `val` or `test`, for each class.
-        scale: What features that are stored as small integers are multiplied with.
+        features: All rows, possibly memory-mapped; vector i is `features[i]`, times `scale` if that is given.
+        rows: Row numbers, grouped by class.
+        counts: Number of examples of each class; their sum is the length of `rows`.
+        class_names: The name of each class.
+        splits: The split of each class: `train`, `val` or `test`.
+        scale: A factor per dimension, for features that are stored as small integers.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from metaleo import MetaSet
         >>> labels = np.repeat(["cat", "dog", "owl"], 4)
@@ -51,7 +51,7 @@ class MetaSet:
         splits: tuple[str, ...],
         scale: Float32[np.ndarray, " dim"] | None = None,
     ) -> "MetaSet":
-        """Classes of one size."""
+        """Make a set from classes of equal size."""
         ways, images, dim = features.shape
         counts = np.full(ways, images)
         return cls(features.reshape(-1, dim), np.arange(ways * images), counts, class_names, splits, scale).checked()
@@ -64,7 +64,7 @@ class MetaSet:
         splits: Shaped[np.ndarray, " image"],
         scale: Float32[np.ndarray, " dim"] | None = None,
     ) -> "MetaSet":
-        """Rows in any order, each with its label (a number or a string) and its split, one split per class."""
+        """Make a set from rows in any order, each with a label (number or string) and its class's split."""
         names, first, classes, counts = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
         stray = np.flatnonzero(splits != splits[first][classes])
         if len(stray):
@@ -88,11 +88,11 @@ class MetaSet:
 
     @property
     def starts(self) -> Int[np.ndarray, " class"]:
-        """Where each class begins in `rows`."""
+        """The position in `rows` at which each class begins."""
         return np.cumsum(self.counts) - self.counts
 
     def checked(self) -> "MetaSet":
-        """Itself, if its splits are known and its numbers finite."""
+        """Return this set; raise `BadInput` if a split is unknown or a feature is not finite."""
         unknown = sorted(set(self.splits) - set(SPLITS))
         if unknown:
             raise BadInput(f"unknown split {unknown[0]!r}; a split is one of {', '.join(SPLITS)}")
@@ -103,17 +103,17 @@ class MetaSet:
         return self
 
     def slabs(self) -> Iterator[tuple[int, Float32[np.ndarray, "slab dim"]]]:
-        """All rows as float32, a bounded number at a time, with the number of the first."""
+        """Yield all rows as float32, at most `SLAB` at a time, each slab with the number of its first row."""
         for start in range(0, len(self.features), SLAB):
             yield start, self.read(slice(start, start + SLAB))
 
     def read(self, rows: slice | Int[np.ndarray, "*index"]) -> Float32[np.ndarray, "*index dim"]:
-        """Some rows, as float32."""
+        """Return the given rows as float32, multiplied by `scale`."""
         values = np.asarray(self.features[rows], dtype=np.float32)
         return values if self.scale is None else values * self.scale
 
     def subset(self, splits: str) -> "MetaSet":
-        """The classes of one split, or of several joined by `+` (the paper's last stage trains on train+val)."""
+        """Return the classes of one split, or of several joined by `+` (the paper's last stage trains on train+val)."""
         wanted = splits.split("+")
         unknown = sorted(set(wanted) - set(SPLITS))
         if unknown:
@@ -129,7 +129,7 @@ class MetaSet:
         )
 
     def checksum(self) -> int:
-        """Of the features, and of which belong to what: a file may change under its name."""
+        """Return a checksum of features, classes and splits, to detect a file that has changed under the same name."""
         total = zlib.crc32(json.dumps([self.splits, self.counts.tolist()]).encode())
         total = zlib.crc32(np.asarray(self.rows, np.int64).tobytes(), total)
         for _, slab in self.slabs():
@@ -137,7 +137,7 @@ class MetaSet:
         return total
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return a one-line summary."""
         per_split = ", ".join(f"{self.splits.count(split)} {split}" for split in SPLITS)
         sizes = f"{self.counts.min()}-{self.counts.max()}" if np.ptp(self.counts) else str(self.counts.min())
         return f"{len(self.counts)} classes ({per_split}), {sizes} images each, {self.dim} numbers per image"

@@ -1,7 +1,7 @@
-"""The authors' embedding pickles, read without running anything that is in them."""
+"""Read the authors' embedding pickles without running code in them."""
 
 import io
-import pickle  # a subclass that admits NumPy arrays only; pickle.load itself is never called
+import pickle  # used only through a subclass that admits NumPy arrays; pickle.load is never called
 import re
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ FILES = {split: f"{split}_embeddings.pkl" for split in SPLITS}
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Admits what a pickled NumPy array of numbers or strings is made of, and refuses every other name.
+    """Admits only the names that a pickled NumPy array of numbers or strings refers to.
 
-    Stand-ins take the place of NumPy's own types, whose `__setstate__` believes what it is told.
+    Stand-ins replace NumPy's own types, whose `__setstate__` trusts its input.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -27,16 +27,16 @@ class ArrayUnpickler(pickle.Unpickler):
             case "numpy.core.numeric", "_frombuffer":  # protocol 5
                 return _filled_array
             case "numpy", "ndarray":
-                return None  # an argument of _reconstruct, nothing to call
+                return None  # only an argument of _reconstruct, never called
             case "numpy", "dtype":
                 return PickledDtype
-            case "_codecs", "encode":  # how Python 3 writes bytes in the old protocols
+            case "_codecs", "encode":  # how Python 3 writes bytes in protocols 0 to 2
                 return _encode_latin1
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no array needs")
 
 
 class PickledDtype:
-    """Numbers or strings of a given size and byte order."""
+    """Stand-in for the dtype of numbers or strings of a given size and byte order."""
 
     __slots__ = ("dtype",)
 
@@ -73,7 +73,7 @@ def _encode_latin1(text: str, encoding: str) -> bytes:
 
 
 def read_folder(folder: Path) -> MetaSet:
-    """`<folder>/{train,val,test}_embeddings.pkl`, the layout in which the authors released their embeddings."""
+    """Read `<folder>/{train,val,test}_embeddings.pkl`, the layout in which the authors released their embeddings."""
     features, labels, splits = [], [], []
     for split, name in FILES.items():
         if not (folder / name).is_file():
@@ -88,7 +88,7 @@ def read_folder(folder: Path) -> MetaSet:
 
 
 def read_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings [n, dim], and the class of each: the middle part of its key `<number>-<class>-<class>_<image>`."""
+    """Return embeddings [n, dim] and their classes, the middle part of the keys `<number>-<class>-<class>_<image>`."""
     try:
         content = ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
         embeddings, keys = (

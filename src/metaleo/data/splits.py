@@ -1,4 +1,4 @@
-"""Which classes to learn from, to choose by and to test on, where nobody has said."""
+"""Random splits of the classes into train, val and test, for data without given splits."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from metaleo.errors import BadInput
 
 Shares = tuple[float, float, float]
 SHARES: Shares = (0.64, 0.16, 0.2)
-"""Of the classes, for train, val and test: miniImageNet's."""
+"""Shares of the classes for train, val and test, as in miniImageNet."""
 FEWEST_CLASSES = 5
-"""Classes that val and test have at least, as long as train has more: a 5-way task needs five."""
+"""Minimum number of classes in val and in test, or a third of all if that is less; a 5-way task needs five."""
 
 
 def split_classes(count: int, seed: int = 0, shares: Shares = SHARES) -> list[str]:
-    """A split for each of so many classes, at random."""
+    """Assign a random split to each of `count` classes."""
     if count < 3:
         raise BadInput(
             f"{count} classes cannot be split into some to learn from, some to choose by and some to test on; "
@@ -29,7 +29,7 @@ def split_classes(count: int, seed: int = 0, shares: Shares = SHARES) -> list[st
 
 
 def split_names(names: Sequence[str], seed: int = 0, shares: Shares = SHARES) -> list[str]:
-    """A split for each class by its name: the same in whatever order, and in whatever kind of file, they come."""
+    """Assign a random split to each class, independent of the order of the names and of the file format."""
     order = sorted(range(len(names)), key=lambda place: names[place])
     splits = dict(zip(order, split_classes(len(names), seed, shares), strict=True))
     return [splits[place] for place in range(len(names))]

@@ -1,7 +1,7 @@
-"""Tables of vectors: .csv, .tsv, .parquet, Hugging Face data sets on the disk, and feature files.
+"""Tables of feature vectors: .csv, .tsv, .parquet, Hugging Face data sets on disk, and feature files.
 
-A table has a row per example. Its vector is either in one column of lists, or in all columns of numbers; other columns
-are kept beside it. The label is in the column `label` unless another is named; rows without one are to be predicted.
+A table has one row per example. The vector is one column of lists, or else all columns of numbers; other columns are
+stored in `beside`. The label is in the column `label` unless another is named; rows without one are to be predicted.
 """
 
 import dataclasses
@@ -18,28 +18,28 @@ from metaleo.data.splits import SHARES, Shares, split_names
 from metaleo.errors import BadInput
 
 LABELS = ("label", "labels")
-"""Names under which labels are looked for; and in feature files."""
+"""Default names of the label column, and of the labels in a feature file."""
 SPLIT = "split"
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-    """Vectors, with what was written beside them."""
+    """Feature vectors with their labels, splits and other columns."""
 
     vectors: Float32[np.ndarray, "row dim"]
     labels: list[str] | None
-    """Empty where a row has none."""
+    """The label of each row; an empty string where a row has none."""
     splits: list[str] | None = None
     beside: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
-    """All other columns, as text."""
+    """All other columns: text, or numbers that `arranged` removed from the vector."""
     images: list[bytes] | None = None
-    """Encoded images, one per row, where a table holds these instead of vectors."""
+    """Encoded images, one per row, if the table holds images instead of vectors."""
     columns: tuple[str, ...] = ()
-    """Names of the columns that the vector is made of, where it is made of several."""
+    """Names of the columns of numbers that form the vector; empty if it is one column of lists."""
 
     def labelled(self, present: bool = True) -> "Table":
-        """The rows that have a label, or those that have none."""
+        """Return the rows with a label, or with `present=False` those without one."""
         labels = self.labels if self.labels is not None else [""] * len(self.vectors)
         rows = [row for row, label in enumerate(labels) if bool(label) == present]
         return Table(
@@ -51,7 +51,7 @@ class Table:
         )
 
     def arranged(self, columns: Sequence[str]) -> "Table":
-        """The same rows with the vector made of these columns, in this order; other numbers go beside it."""
+        """Return the table with the vector formed by these columns, in this order; other numbers go to `beside`."""
         if not columns or not self.columns or tuple(columns) == self.columns:
             return self
         missing = [name for name in columns if name not in self.columns]
@@ -68,7 +68,7 @@ def is_table(path: Path) -> bool:
 
 
 def is_dataset(path: Path) -> bool:
-    """A folder that Hugging Face's `save_to_disk` has written."""
+    """Return whether the path is a folder that Hugging Face's `save_to_disk` wrote."""
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
@@ -83,13 +83,13 @@ def read_arrow(path: Path, suffix: str, content: bytes | None, label: str | None
     if suffix == ".parquet":
         return pyarrow.parquet.read_table(source)
     parsing = pyarrow.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",", newlines_in_values=True)
-    text = dict.fromkeys((*LABELS, SPLIT, *([label] if label else [])), pa.string())  # 007 is not 7
+    text = dict.fromkeys((*LABELS, SPLIT, *([label] if label else [])), pa.string())  # keeps 007 apart from 7
     typing = pyarrow.csv.ConvertOptions(strings_can_be_null=False, column_types=text)
     return pyarrow.csv.read_csv(source, parse_options=parsing, convert_options=typing)
 
 
 def read_dataset(folder: Path) -> Any:
-    """A data set of Hugging Face's, whose splits, if it has several, become a column."""
+    """Read a Hugging Face data set as an Arrow table; the splits of a dataset dict become a column."""
     import pyarrow as pa
 
     parts = folder / "dataset_dict.json"
@@ -108,9 +108,9 @@ def read_dataset(folder: Path) -> Any:
     info = folder / "dataset_info.json"
     features = json.loads(info.read_text(encoding="utf-8")).get("features", {}) if info.is_file() else {}
     for name, kind in features.items():
-        if isinstance(kind, dict) and kind.get("_type") == "ClassLabel":  # numbers that stand for names
+        if isinstance(kind, dict) and kind.get("_type") == "ClassLabel":  # integers that encode names
             place = table.column_names.index(name)
-            numbers = table[name].to_pylist()  # -1 for a row without one
+            numbers = table[name].to_pylist()  # -1 marks a row without a label
             names = [None if value is None or value < 0 else kind["names"][value] for value in numbers]
             table = table.set_column(place, name, [pa.array(names, pa.string())])
     return table
@@ -171,12 +171,12 @@ def from_arrow(table: Any, label: str | None, ignore: Sequence[str]) -> Table:
 
 
 def is_index(name: str) -> bool:
-    """A column that nobody has named: numbers of rows, as pandas writes them."""
+    """Return whether this is the name of an index column (row numbers), as pandas writes it."""
     return not name or name.startswith(("__index_level_", "Unnamed: "))
 
 
 def check_text(name: str, values: list[str]) -> None:
-    """Refuse a column of numbers that a few other words have made text: it would be missing from the vector."""
+    """Refuse a column of numbers that is text only because of a few words: it would be missing from the vector."""
     told = [(row, value) for row, value in enumerate(values) if value]
     words = [(row, value) for row, value in told if not is_number(value)]
     if words and 2 * len(words) < len(told):
@@ -197,7 +197,10 @@ def from_lists(values: list[Any], name: str) -> Float32[np.ndarray, "row dim"]:
 
 
 def as_label(value: Any) -> str:
-    """Text, empty where nothing is; whole numbers without a point, whatever type a missing one made them."""
+    """Convert a label to text: empty if missing, and without a decimal point if it is a whole float.
+
+    A column of integers with missing values is often stored as floats.
+    """
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if value is None or (isinstance(value, float) and np.isnan(value)):
@@ -220,7 +223,7 @@ def show(names: Sequence[str]) -> str:
 
 
 def to_metaset(table: Table, seed: int = 0, shares: Shares = SHARES) -> MetaSet:
-    """Its labelled rows by class; classes are split by the column `split`, or if there is none, at random."""
+    """Group the labelled rows by class; classes are split by the column `split` or, without one, at random."""
     known = table.labelled()
     if table.images is not None:
         raise BadInput("it holds images, and vectors are needed, which `metaleo embed` makes of class folders")
@@ -230,7 +233,7 @@ def to_metaset(table: Table, seed: int = 0, shares: Shares = SHARES) -> MetaSet:
         raise BadInput("no row has a label")
     labels = np.array(known.labels)
     if known.splits is not None:
-        splits = ["val" if split == "validation" else split for split in known.splits]  # as Hugging Face calls it
+        splits = ["val" if split == "validation" else split for split in known.splits]  # Hugging Face's name for it
         return MetaSet.from_labels(known.vectors, labels, np.array(splits))
     names, classes = np.unique(labels, return_inverse=True)
     return MetaSet.from_labels(known.vectors, labels, np.array(split_names(names.tolist(), seed, shares))[classes])

@@ -1,9 +1,9 @@
-"""Speed, behind one seam: a batch of tasks.
+"""Engines: fast computation on a batch of tasks, behind one interface.
 
-Learners are written for one task. An engine takes many, and has one law: the numbers are those of `Reference`, which is
-`jax.vmap` of the learner, to rounding. The outer loop, evaluation and the estimators ask for one; nobody else does.
+Learners are written for one task. An engine computes many, and its results must equal those of `Reference`, which is
+`jax.vmap` of the learner, up to rounding. Only the outer loop, evaluation and the estimators choose an engine.
 
-Others can be installed: a distribution announces its engines as entry points of the group `metaleo.engines`.
+More engines can be installed: a distribution declares them as entry points of the group `metaleo.engines`.
 """
 
 import contextlib
@@ -19,18 +19,18 @@ from metaleo.learners.base import Learner
 
 GROUP = "metaleo.engines"
 AUTO = "auto"
-"""The fastest that supports what is to be computed."""
+"""Selects the fastest engine that supports the computation."""
 
 
 @functools.cache
 def all_engines() -> dict[str, Engine]:
-    """All engines by name, the fastest first; each of them falls back on those behind it."""
+    """All engines by name, fastest first; each falls back on those after it."""
     installed = [point.load()() for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
     return {engine.name: engine for engine in (*installed, ClosedForm(), Reference())}
 
 
 def choose_engine(learner: Learner, name: str = AUTO, runs: int = 1) -> Engine:
-    """The engine of this name if it supports the learner, `runs` of them side by side, and else the next that does."""
+    """The engine of this name if it supports the learner in `runs` parallel runs, otherwise the next that does."""
     name = chosen if name == AUTO else name
     check_engine(name)
     names = list(all_engines())
@@ -48,7 +48,7 @@ chosen = AUTO
 
 @contextlib.contextmanager
 def use_engine(name: str) -> Iterator[None]:
-    """Compute with this engine wherever none is asked for by name, instead of the fastest that can.
+    """Use this engine by default, instead of the fastest that supports the computation.
 
     Args:
         name: `auto`, `reference`, `closed-form`, or an engine of another distribution such as metaleo-kernels.
@@ -56,7 +56,7 @@ def use_engine(name: str) -> Iterator[None]:
     Returns:
         A context manager.
 
-    Example:
+    Examples:
         >>> from metaleo import LEOClassifier, use_engine
         >>> with use_engine("reference"):
         ...     classifier = LEOClassifier("cl2n").fit([[1.0, 0.0], [0.0, 1.0]], ["right", "up"])

@@ -1,7 +1,7 @@
-"""LEO with a linear decoder and a linear head, for a batch of tasks, its derivatives written out.
+"""LEO with a linear decoder and a linear head, for a batch of tasks, with hand-written derivatives.
 
-The steps of all tasks are taken together: the second derivatives are the few products they need to be, products with
-the decoder are of all tasks at once, and those that make up its gradient of all steps at once.
+All tasks take each step together. The second derivatives need only a few products; products with the decoder cover all
+tasks at once, and the products that form its gradient cover all steps at once.
 
 Shapes: task, step (or one draw for all steps), example, class (n), latent (l), dim (d).
 """
@@ -28,9 +28,9 @@ from metaleo.tasks.task import Batch, Tasks
 
 Arrays = tuple[Array, ...]
 FEW_EXAMPLES = 8
-"""Examples whose sum is written out."""
+"""Up to this many examples, sums over examples are unrolled."""
 MOST_EXAMPLES = 256
-"""Examples whose pairs, and inner products, are worth being held together; tasks of more are left to the learner."""
+"""Up to this many examples, all pairs and inner products are held in memory; larger tasks use the learner itself."""
 
 
 class ClosedForm(Engine):
@@ -48,7 +48,7 @@ class ClosedForm(Engine):
 
     def adapt(self, learner: Learner, supports: Batch) -> Head:
         assert isinstance(learner, LEO)
-        if supports.inputs.shape[1] > MOST_EXAMPLES:  # products of one large task keep all cores busy
+        if supports.inputs.shape[1] > MOST_EXAMPLES:  # one large task keeps all cores busy by itself
             return jax.lax.map(lambda support: learner.adapt(support).head, supports)
         return self.adapt_with(learner, supports, Noise()).head
 
@@ -66,7 +66,7 @@ class ClosedForm(Engine):
         return losses + penalties, infos | more
 
     def draw_noise(self, leo: LEO, supports: Batch, hyper: HyperParams, keys: Key[Array, " task"]) -> Noise:
-        """The noise of each task."""
+        """Draw the noise of each task."""
         return jax.vmap(lambda support, key: draw_noise(leo, support, hyper, key))(supports, keys)
 
     def query_losses(
@@ -79,7 +79,7 @@ class ClosedForm(Engine):
         hyper: HyperParams,
         keys: Key[Array, " task"],
     ) -> tuple[Float[Array, " task"], dict[str, Float[Array, " task"]]]:
-        """`query_loss_and_metrics` of each task; from `tasks` and `picks` an engine may fetch the queries itself."""
+        """`query_loss_and_metrics` of each task; a subclass may gather queries itself from `tasks` and `indices`."""
         del tasks, indices
 
         def score_head(head: Head, query: Batch, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
@@ -93,7 +93,7 @@ class ClosedForm(Engine):
         return hyper.l2 * l2(*weights) + hyper.orthogonality * orthogonality(decoder.to_mean, decoder.to_raw_scale)
 
     def adapt_with(self, leo: LEO, supports: Batch, noise: Noise) -> Adaptation:
-        """`LEO.adapt_with` for each support set; of the path only what losses are made of."""
+        """`LEO.adapt_with` for each support set; the trace holds only what the losses need."""
         jax.vmap(leo.network.check)(supports)
         codes = encode(leo, supports, noise)
         code = codes.sample(noise.code)
@@ -125,8 +125,11 @@ def encode(leo: LEO, supports: Batch, noise: Noise) -> Gaussian:
 def descend_codes(
     leo: LEO, code: Float[Array, "task way latent"], supports: Batch, noise: Noise
 ) -> Float[Array, "task way latent"]:
-    """`LEO.descend_codes`. x·(zM) = (xMᵀ)·z: steps see their inputs through Mᵀ, in as many numbers as a code has, and
-    only the noise on the weights needs their full size."""
+    """`LEO.descend_codes` for each task.
+
+    Since x·(zM) = (xMᵀ)·z, steps use inputs projected by Mᵀ to the size of a code; only the noise on the weights needs
+    the full size.
+    """
     inputs = inputs_of_steps(supports.inputs, noise.latent_masks, noise.keep_prob)
     if noise.weights is None or leo.latent_steps == 0:
         projected = inputs @ leo.decoder.to_mean.T
@@ -141,13 +144,13 @@ def descend_weights(
 ) -> Float[Array, "task way dim"]:
     """`LEO.descend_weights`."""
     inputs = inputs_of_steps(supports.inputs, noise.finetune_masks, noise.keep_prob)
-    # on a GPU in inner products of inputs too: there are fewer kernels, one after the other
+    # on a GPU, inner products of inputs are faster with dropout too: fewer kernels run one after the other
     if noise.finetune_masks is None or leo.finetune_steps == 0 or on_gpu():
         return descend_in_products(weights, leo.finetune_step_size, leo.finetune_steps, inputs, supports)
     return weight_steps(weights, leo.finetune_step_size, inputs, *classes_first(supports))
 
 
-# What steps see
+# Inputs of the steps
 
 
 def with_dropout(
@@ -163,7 +166,7 @@ def inputs_of_steps(
     masks: Bool[Array, "task step example dim"] | None,
     keep_prob: float | Float[Array, " task"],
 ) -> Float[Array, "task draw example dim"]:
-    """The inputs of each step; where nothing is dropped, one draw serves all of them."""
+    """The inputs of each step; without dropout, one draw serves all steps."""
     return (
         inputs[:, None]
         if masks is None
@@ -176,7 +179,7 @@ def at(draws: Float[Array, "task draw ..."], step: int) -> Float[Array, "task ..
 
 
 def classes_first(supports: Batch) -> tuple[Float[Array, "task way example"], Float[Array, "task example"]]:
-    """Targets turned, as the products here like them, and what the loss of each example counts in `support_loss`."""
+    """Targets with the class axis first, and the weight of each example's loss in `support_loss`."""
     present = supports.mask.astype(supports.targets.dtype)
     share = supports.targets.shape[2] * present / jnp.sum(present, axis=1, keepdims=True)
     return jnp.swapaxes(supports.targets, 1, 2), share
@@ -189,9 +192,9 @@ def descend_in_products(
     inputs: Float[Array, "task draw example dim"],
     supports: Batch,
 ) -> Float[Array, "task way dim"]:
-    """Steps on the weights of a linear softmax head, without ever forming the weights in between.
+    """Gradient steps on the weights of a linear softmax head, without forming the intermediate weights.
 
-    Step t has the gradient R_tᵀX_t, where R = ∂loss/∂logits, so weights only move along inputs, and the logits of
+    Step t has the gradient R_tᵀX_t, where R = ∂loss/∂logits. So weights only move along inputs, and the logits of
     step t follow from inner products of inputs: X_t w_tᵀ = X_t w_0ᵀ - Σ_{s<t} (X_t diag(α) X_sᵀ) R_s.
     """
 
@@ -204,7 +207,7 @@ def descend_in_products(
         for t in range(num_steps):
             now = t % draws
             logits = unmoved[now]
-            for s, residual in enumerate(residuals):  # multiply and sum: too small for a matrix product to pay
+            for s, residual in enumerate(residuals):  # multiply and sum: too small for a fast matrix product
                 logits -= jnp.sum(products[now, :, s % draws, :, None] * residual[None], axis=1)
             residuals.append(jax.grad(support_loss)(logits, support))
         if draws == 1:
@@ -219,7 +222,7 @@ def descend_in_products(
 
 @dataclasses.dataclass(frozen=True)
 class Slopes:
-    """A scale with its first and second derivative."""
+    """A scale with its first and second derivatives."""
 
     scale: Scale
 
@@ -249,7 +252,7 @@ def through_softmax(
     probabilities: Float[Array, "task way example"],
     share: Float[Array, "task example"],
 ) -> Float[Array, "task way example"]:
-    """The gradient with respect to the logits, from that with respect to R."""
+    """The gradient with respect to the logits, given the gradient with respect to R."""
     gradient = of_residual * share[:, None, :]
     return probabilities * (gradient - jnp.sum(probabilities * gradient, axis=1, keepdims=True))
 
@@ -260,7 +263,7 @@ def through_softmax(
 def rows(
     weights: Float[Array, "task way example"], inputs: Float[Array, "task example dim"]
 ) -> Float[Array, "task way dim"]:
-    """Σ over examples: how a gradient of logits reaches weights, as each example's share of each row."""
+    """Σ over examples: turns a gradient with respect to logits into one with respect to weights."""
     if on_gpu() and (examples := inputs.shape[1]) <= FEW_EXAMPLES:
         return functools.reduce(jnp.add, (weights[:, :, e, None] * inputs[:, e, None, :] for e in range(examples)))
     return weights @ inputs
@@ -282,12 +285,12 @@ def by_example(
 
 
 def on_gpu() -> bool:
-    """There a sum joins the kernels around it, and their number counts; a CPU is quicker with matrix products."""
+    """On a GPU, sums are fused into other kernels, and fewer kernels are faster; on a CPU, matrix products are."""
     return jax.default_backend() == "gpu"
 
 
 def as_rows(array: Float[Array, "*rows numbers"]) -> Float[Array, "all_rows numbers"]:
-    """With one axis for all that is summed over: of several, XLA changes the order, and moves the numbers."""
+    """Merge all axes that are summed over: with several, XLA would reorder them and copy the array."""
     return array.reshape(-1, array.shape[-1])
 
 
@@ -408,9 +411,10 @@ def orthogonality(*halves: Float[Array, "latent dim"]) -> Float[Array, ""]:
 
 
 def orthogonality_forward(*halves: Float[Array, "latent dim"]) -> tuple[Float[Array, ""], Any]:
-    """Also the matrix K that makes the gradient KW: nothing has the size of the weights but the two products.
+    """Also returns the matrix K for which the gradient is KW: only two products have the size of the weights.
 
-    The gradient is 4/n² Σ_j E_ij ŵ_j without its part along ŵ_i = w_i/|w_i|, which is Σ_j E_ij C_ij, and over |w_i|.
+    Row i of the gradient is 4/n² Σ_j E_ij ŵ_j, without its component Σ_j E_ij C_ij along ŵ_i = w_i/|w_i|, divided by
+    |w_i|.
     """
     products = sum(half @ half.T for half in halves)
     inverse = jax.lax.rsqrt(jnp.maximum(jnp.diag(products), 1e-24))
@@ -434,7 +438,7 @@ orthogonality.defvjp(orthogonality_forward, orthogonality_backward)
 
 @jax.custom_vjp
 def means_over_pairs(*arguments: Array) -> Float[Array, "task codes hidden"]:
-    """Σ_a Σ_b v_na w_b relu(relu([h_a, h_b] first) middle), v being the weights of `firsts` and w of `partners`."""
+    """Σ_a Σ_b v_na w_b relu(relu([h_a, h_b] first) middle), where v is `firsts` and w is `partners`."""
     return means_over_pairs_forward(*arguments)[0]
 
 
@@ -458,7 +462,7 @@ def means_over_pairs_backward(saved: Any, of_means: Float[Array, "task codes hid
     of_example = jnp.einsum("tna,tnh->tah", firsts, of_means)
     of_related = jnp.where(related > 0, of_example[:, :, None] * partners[:, None, :, None], 0)
     of_pairs = jnp.where(pairs > 0, of_related @ middle.T, 0)
-    of_middle = jnp.einsum("tabh,tabk->hk", pairs, of_related)  # the other way about XLA makes a factor again
+    of_middle = jnp.einsum("tabh,tabk->hk", pairs, of_related)  # in the other order, XLA computes a factor twice
     of_left, of_right = jnp.sum(of_pairs, axis=2), jnp.sum(of_pairs, axis=1)
     of_codes = of_left @ first[0].T + of_right @ first[1].T
     of_first = jnp.stack([jnp.einsum("tec,teh->ch", hidden_codes, half) for half in (of_left, of_right)])

@@ -1,4 +1,4 @@
-"""What every engine is held to: the learner as it is written, under `jax.vmap`."""
+"""The reference engine, which all others must reproduce: the learner as it is written, under `jax.vmap`."""
 
 from typing import ClassVar
 

@@ -1,6 +1,6 @@
 """A classifier from a few labelled examples: a trained model, adapted to them.
 
-`AdaptedClassifier` is what `metaleo adapt` and the server use; `LEOClassifier` is its scikit-learn face.
+`metaleo adapt` and the server use `AdaptedClassifier`; `LEOClassifier` is the scikit-learn estimator around it.
 """
 
 import dataclasses
@@ -30,30 +30,30 @@ from metaleo.tasks.task import Batch, normalise
 
 Labels = Sequence[Hashable] | np.ndarray
 Support = tuple[Any, Any, Any]
-"""Inputs, targets and mask, as in `Batch`, but as they come."""
+"""Inputs, targets and mask, as in `Batch`, but before normalisation."""
 LEAST_ROWS = 8
 LARGEST = 1e15
-"""Numbers of a row; the squares of larger ones leave single precision."""
+"""Maximum absolute value in a row; the squares of much larger numbers overflow single precision."""
 MOST_PRODUCTS = 5e7
-"""Classes times the square of examples that our logistic regression takes; beyond, it takes minutes and gigabytes."""
+"""Maximum of classes × examples² for `LogisticRegression`; beyond it, fitting takes minutes and gigabytes."""
 AT_ONCE = 1024
 """Queries per compiled call."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AdaptedClassifier:
-    """A classifier for classes of one's own."""
+    """A classifier adapted to the user's classes."""
 
     classes: tuple[Any, ...]
     head: Head
     temperature: float
-    """What logits are divided by (see `calibration`)."""
+    """Divisor of the logits (see `evaluation.calibration`)."""
     structure: Structure
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What else is known of it, in JSON: its model and its examples."""
+    """Further facts about its model and its examples, in JSON."""
 
     def logits(self, rows: Float[np.ndarray, "query dim"]) -> Float[np.ndarray, "query way"]:
-        """Divided by the temperature: their softmax is `probabilities`. Rows are as they come."""
+        """Logits divided by the temperature; their softmax is `probabilities`. Rows need no normalisation."""
         check_rows(rows, self.structure)
         found = [np.zeros((0, len(self.classes)))]
         for start in range(0, len(rows), AT_ONCE):
@@ -63,17 +63,17 @@ class AdaptedClassifier:
         return np.concatenate(found) / self.temperature
 
     def probabilities(self, rows: Float[np.ndarray, "query dim"]) -> Float[np.ndarray, "query way"]:
-        """Of each class, calibrated."""
+        """The calibrated probability of each class."""
         return softmax(self.logits(rows))
 
     def save(self, path: Path) -> None:
-        """A task file: all that predictions need, and nothing of the model besides."""
+        """Write a task file: all that predictions need, without the rest of the model."""
         header = {"kind": "task", "classes": list(self.classes), "temperature": self.temperature}
         save_tree(path, self.head, {**header, "structure": vars(self.structure), "about": self.about})
 
 
 def predict(task: AdaptedClassifier, rows: Float[np.ndarray, "query dim"], unsure_below: float) -> list[dict[str, Any]]:
-    """For each row its class, how probable it is, whether that is too little to be sure, and all probabilities."""
+    """For each row: the class, its probability, whether that is below `unsure_below`, and all probabilities."""
     found = []
     for own in task.probabilities(rows):
         best = int(own.argmax())
@@ -90,7 +90,7 @@ def softmax(logits: Float[np.ndarray, "*batch way"]) -> Float[np.ndarray, "*batc
 
 
 def load_task(path: Path) -> AdaptedClassifier:
-    """What `save` has written."""
+    """Load a file that `AdaptedClassifier.save` wrote."""
     header = read_header(path)
     if header.get("kind") != "task":
         hint = "; `metaleo adapt` makes one of it" if header.get("kind") == "model" else ""
@@ -105,21 +105,21 @@ def load_task(path: Path) -> AdaptedClassifier:
 
 
 def blank_head(learner: Learner, structure: Structure, way: int, rows: int) -> Head:
-    """The head that adapting to so many rows gives, with shapes for its numbers."""
+    """The head that results from adapting to `rows` rows, with shapes in place of arrays."""
     inputs, targets = (jax.ShapeDtypeStruct((rows, width), jnp.float32) for width in (structure.dim, way))
     mask = jax.ShapeDtypeStruct((rows,), bool)
     return jax.eval_shape(lambda learner, *parts: learner.adapt(Batch(*parts)).head, learner, inputs, targets, mask)
 
 
 def adapt(model: TrainedModel, rows: Float[np.ndarray, "example dim"], labels: Labels) -> AdaptedClassifier:
-    """The model, adapted to these examples; rows are as they come, labels of any kind."""
+    """Adapt the model to these examples; rows need no normalisation, and labels may be of any type."""
     return adapt_many(model, [(rows, labels)])[0]
 
 
 def adapt_many(
     model: TrainedModel, tasks: Sequence[tuple[Float[np.ndarray, "_ dim"], Labels]]
 ) -> list[AdaptedClassifier]:
-    """The model, adapted to each of several sets of examples; those of one shape side by side."""
+    """Adapt the model to each of several sets of examples; sets of the same shape are adapted together."""
     named = [number_classes(labels, len(rows)) for rows, labels in tasks]
     shapes: dict[tuple[int, int], list[int]] = {}
     sizes = Counter((len(classes), len(rows)) for (classes, _), (rows, _) in zip(named, tasks, strict=True))
@@ -131,14 +131,15 @@ def adapt_many(
     engine = choose_engine(model.learner)
     started = []
     for (way, length), indices in shapes.items():
-        at_once = max(1, min(SIDE_BY_SIDE, PAIRS // length**2))
+        most = max(1, min(SIDE_BY_SIDE, PAIRS // length**2))
+        at_once = 1 << (most.bit_length() - 1)  # a power of two, so that batches need no filling
         for first in range(0, len(indices), at_once):
             some = indices[first : first + at_once]
-            filled = some + some[:1] * ((1 << (len(some) - 1).bit_length()) - len(some))  # few numbers to compile
+            filled = some + some[:1] * ((1 << (len(some) - 1).bit_length()) - len(some))  # few sizes to compile
             supports = [make_support(tasks[i][0], named[i][1], way, length) for i in filled]
             stacked = tuple(map(np.stack, zip(*supports, strict=True)))
             heads = adapt_heads(model.learner, stacked, model.structure.normalised, engine)
-            started.append((some, heads, length))  # JAX computes while the next are made ready
+            started.append((some, heads, length))  # JAX computes while the next are prepared
     found: dict[int, AdaptedClassifier] = {}
     for some, heads, length in started:
         for index, head in zip(some, unstack(heads), strict=False):
@@ -148,13 +149,13 @@ def adapt_many(
 
 
 SIDE_BY_SIDE, PAIRS = 64, 2**14
-"""Tasks that are adapted to at once, and pairs of their examples: as many as caches hold."""
+"""Maximum tasks adapted at once, and pairs of their examples: as many as fit in the CPU's caches."""
 OFTEN = 32
-"""Tasks of one size that are worth a program of their own; others are filled up to a size that many share."""
+"""From this many tasks on, a size gets its own compiled program; other tasks are padded to a shared size."""
 
 
 def unstack(heads: Head) -> list[Head]:
-    """Each head by itself, in the memory of the host."""
+    """The individual heads, in host memory."""
     leaves, structure = jax.tree.flatten(heads)
     return [structure.unflatten(each) for each in zip(*map(np.asarray, leaves), strict=True)]
 
@@ -162,7 +163,7 @@ def unstack(heads: Head) -> list[Head]:
 def sample_heads(
     model: TrainedModel, rows: Float[np.ndarray, "example dim"], labels: Labels, keys: Key[Array, " sample"]
 ) -> list[AdaptedClassifier]:
-    """Classifiers drawn from those that a stochastic learner holds possible, each adapted by itself."""
+    """Classifiers sampled from a stochastic learner, each adapted separately."""
     classes, numbers = number_classes(labels, len(rows))
     support = make_support(rows, numbers, len(classes), padded_length(len(rows)))
     heads = draw_heads(model.learner, support, model.structure.normalised, keys)
@@ -172,7 +173,7 @@ def sample_heads(
 def make_adapted(
     model: TrainedModel, classes: tuple[Any, ...], numbers: Int[np.ndarray, " example"], head: Head, length: int
 ) -> AdaptedClassifier:
-    """The head with its classes and its temperature; refused if adaptation went astray."""
+    """The head with its classes and temperature; raises `BadInput` if its weights are not finite."""
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(head)):
         raise BadInput("the adapted classifier is not finite: are these rows of the kind the model was trained on?")
     counts = np.bincount(numbers, minlength=len(classes))
@@ -186,11 +187,11 @@ def make_adapted(
 
 
 def number_classes(labels: Labels, rows: int) -> tuple[tuple[Any, ...], Int[np.ndarray, " example"]]:
-    """The classes in order, and each example's place among them."""
+    """The sorted classes, and the index of each example's class."""
     if len(labels) != rows:
         raise BadInput(f"{rows} examples need as many labels, not {len(labels)}")
     if not isinstance(labels, np.ndarray) and any(isinstance(label, str) and "\0" in label for label in labels):
-        raise BadInput("a label holds a NUL character")  # which NumPy would cut off, and so join two classes
+        raise BadInput("a label holds a NUL character")  # NumPy would cut it off, and so merge two classes
     classes, numbers = np.unique(np.asarray(labels), return_inverse=True)
     if len(classes) < 2:
         raise BadInput(f"a classifier needs examples of at least 2 classes; there is {len(classes)} class")
@@ -208,7 +209,7 @@ def check_rows(rows: Float[np.ndarray, "example dim"], structure: Structure) -> 
 
 
 def check_way(way: int, structure: Structure, rows: int = 0) -> None:
-    """Some learners keep something for each class, and are good for one number of them; one grows fast with both."""
+    """Raise `BadInput` if the learner does not support this number of classes or, with it, of examples."""
     if structure.learner == "logistic-regression" and way * rows**2 > MOST_PRODUCTS:
         raise BadInput(
             f"{rows:,} examples of {way} classes are too many for our logistic-regression, which is made for few; "
@@ -222,7 +223,7 @@ def check_way(way: int, structure: Structure, rows: int = 0) -> None:
 def make_support(
     rows: Float[np.ndarray, "example dim"], numbers: Int[np.ndarray, " example"], way: int, length: int
 ) -> Support:
-    """The examples, padded so that few lengths are ever compiled; on the host, where that is quick."""
+    """The examples, padded so that only few lengths are compiled; prepared on the host, where this is fast."""
     inputs, targets = np.zeros((length, rows.shape[1]), np.float32), np.zeros((length, way), np.float32)
     inputs[: len(rows)] = rows
     targets[np.arange(len(rows)), numbers] = 1
@@ -234,7 +235,7 @@ def as_inputs(rows: Float[Array, "example dim"], structure: Structure) -> Float[
 
 
 def padded_length(count: int) -> int:
-    """The next power of two."""
+    """The next power of two, at least `LEAST_ROWS`."""
     return max(LEAST_ROWS, 1 << (count - 1).bit_length())
 
 
@@ -270,16 +271,16 @@ def apply_head(head: Head, inputs: Float[Array, "query dim"]) -> Float[Array, "q
 class LEOClassifier(ClassifierMixin, BaseEstimator):
     """A classifier from a few labelled examples of each class: `fit` adapts a meta-trained model to them.
 
-    Any number of classes from 2 on, any number of examples of each. Nothing is trained from scratch: LEO encodes the
-    examples to a code for each class, improves the codes by gradient steps and decodes them to a linear classifier.
-    Rows are scaled to length one, as in meta-training, and must have as many numbers as there.
+    There may be any number of classes from 2 on, and any number of examples of each. Nothing is trained from scratch:
+    LEO encodes the examples to a code for each class, improves the codes by gradient steps and decodes them to a linear
+    classifier. Rows are scaled to length one, and must have as many numbers, as in meta-training.
 
     Args:
         model: The name of a model in this package, a model file or run folder, a meta-trained `Learner` of your own, or
             one of the learners that need no training and take rows of any length: "nearest-centroid", "cl2n" and
             "logistic-regression".
 
-    Example:
+    Examples:
         >>> from metaleo import LEOClassifier, load_data
         >>> test = load_data("sample").subset("test")
         >>> rows = test.read(test.rows[:200])  # 100 nematodes, 100 king crabs
@@ -289,19 +290,19 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
         >>> classifier = classifier.partial_fit(rows[102:105], ["crab", "crab", "crab"])  # three more
     """
 
-    @no_type_check  # as in all of scikit-learn, `fit` says what is wrong
+    @no_type_check  # as in scikit-learn, `fit` validates the parameters
     def __init__(self, model: str | Path | Learner = "miniimagenet"):
         self.model = model
 
     def fit(self, X: Any, y: Any) -> "LEOClassifier":  # noqa: N803
-        """Adapt to these examples, and to nothing from before."""
+        """Adapt to these examples only; earlier ones are discarded."""
         X, y = self.examples(X, y)  # noqa: N806
         return self.remember(X, y, adapt(self.resolved(X), X, y))
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "LEOClassifier":  # noqa: N803
-        """Adapt to these examples and to all from before; a class may be new.
+        """Adapt to these examples and to all earlier ones; there may be new classes.
 
-        `classes` is what other estimators need to know beforehand, and here is not needed.
+        `classes` exists for compatibility with other estimators and is ignored.
         """
         del classes
         if not hasattr(self, "X_"):
@@ -311,11 +312,11 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
         return self.remember(X, y, adapt(self.resolved(X), X, y))
 
     def fit_many(self, tasks: Sequence[tuple[Any, Any]]) -> "list[LEOClassifier]":
-        """A classifier for each pair of X and y, as many calls of `fit` would give it, but adapted side by side."""
+        """One classifier per pair of X and y, as from separate calls of `fit`, but adapted together."""
         settings = self.get_params(deep=False)
         fresh = [type(self)(**settings) for _ in tasks]
         checked = check_together(tasks)
-        if checked is None:  # or else one by one, which also says what is wrong with which
+        if checked is None:  # check one by one, to report what is wrong with which task
             checked = [one.examples(*task) for one, task in zip(fresh, tasks, strict=True)]
         if not checked:
             return []
@@ -328,20 +329,20 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[best]
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "query way"]:  # noqa: N803
-        """The probability of each class, calibrated by temperatures that were learned on meta-validation tasks.
+        """The probability of each class, calibrated by temperatures learned on meta-validation tasks.
 
-        Learners without training have learned none, and their probabilities mean less.
+        Learners that need no training have no temperatures, so their probabilities are not calibrated.
         """
         return softmax(self.logits(X))
 
     def decision_function(self, X: Any) -> Float[np.ndarray, "query *way"]:  # noqa: N803
-        """Logits, whose softmax is `predict_proba`; for two classes the difference of theirs."""
+        """Logits, whose softmax is `predict_proba`; for two classes, the difference of the two logits."""
         logits = self.logits(X)
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
     def sample_classifiers(self, n: int, random_state: int | np.random.RandomState | None = 0) -> "list[LEOClassifier]":
-        """`n` classifiers that the model holds possible: each from codes and weights of its own, drawn as in
-        meta-training and adapted by themselves. Of a learner that draws nothing, they are all the same."""
+        """Sample `n` classifiers: each has its own codes and weights, drawn as in meta-training, and is adapted
+        separately. For a learner that is not stochastic they are all the same."""
         check_is_fitted(self)
         if not isinstance(n, int | np.integer) or n < 1:
             raise BadInput(f"n must be a whole number of at least 1, not {n}")
@@ -379,7 +380,7 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
 
 
 def check_together(tasks: Sequence[tuple[Any, Any]]) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """The tasks as `LEOClassifier.examples` checks them, if they are arrays of one width with nothing to refuse."""
+    """The tasks as `LEOClassifier.examples` returns them, or None unless all are valid arrays of one width."""
     pairs = [(X, np.asarray(y)) for X, y in tasks]
     shapes = {(X.ndim, X.shape[1:], X.dtype) for X, _ in pairs if isinstance(X, np.ndarray)}
     alike = len(shapes) == 1 and all(isinstance(X, np.ndarray) and y.shape == X.shape[:1] for X, y in pairs)

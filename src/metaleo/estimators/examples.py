@@ -1,4 +1,4 @@
-"""Examples of one's own, as vectors: from a table, or from images through a trained network."""
+"""The user's examples as vectors: from a table, or from images through a trained network."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from metaleo.features.images import SUFFIXES, Images, Listed, decode, from_liste
 SLAB = 1024
 """Images in memory at a time."""
 FINE = 4
-"""Of drawings, a side is read this many times as large as the network takes it."""
+"""Drawings are read at this many times the side length that the network takes."""
 
 
 def read_examples(
@@ -29,7 +29,10 @@ def read_examples(
     label: str | None = None,
     ignore: Sequence[str] = (),
 ) -> Table:
-    """A table of vectors, or what the network makes of images: class folders, one folder of images, or a data set."""
+    """A table of vectors, or of features that the network extracts from images.
+
+    Images come from class folders, one folder of images, or a data set.
+    """
     if path.is_dir() and not is_table(path):
         file = wanted(path, network)
         return from_images(open_folder(path, file), file, views)
@@ -50,26 +53,26 @@ def wanted(path: Path, network: str | None) -> BackboneFile:
 
 
 def side_of(file: BackboneFile) -> int:
-    """Pixels of the images that the network was trained on."""
+    """Side length in pixels of the images that the network was trained on."""
     return file.header.get("image_side") or file.architecture.side
 
 
 def reading_side(file: BackboneFile) -> int:
-    """Pixels of the images to read; of drawings more, to find the ink."""
+    """Side length in pixels at which images are read; larger for drawings, to find the ink."""
     return side_of(file) * (FINE if file.drawings else 1)
 
 
 def embed_pictures(
     pixels: UInt8[np.ndarray, "image h w channel"], file: BackboneFile, views: Views
 ) -> Float32[np.ndarray, "image dim"]:
-    """Of images as they were read."""
+    """Feature vectors of images as they were read."""
     if file.drawings:
         pixels = np.stack([find_ink(number, image, file) for number, image in enumerate(pixels)])
     return embed_images(pixels, file, views)
 
 
 def open_folder(path: Path, file: BackboneFile) -> Images:
-    """Class folders, or images without a class."""
+    """Open class folders, or one folder of images without a class."""
     side, channels = reading_side(file), file.architecture.channels
     if any(one.is_dir() and not one.name.startswith(".") for one in path.iterdir()):
         return open_images(path, side, channels)
@@ -80,7 +83,7 @@ def open_folder(path: Path, file: BackboneFile) -> Images:
 
 
 def from_images(images: Images, file: BackboneFile, views: Views) -> Table:
-    """Those that can be read."""
+    """Feature vectors of all images; raises `BadInput` if some cannot be read."""
     vectors, kept = [], []
     for start in range(0, len(images), SLAB):
         pixels, readable = images.read(slice(start, start + SLAB))
@@ -112,5 +115,5 @@ def embed_images(
 def decode_row(row: int, image: bytes, file: BackboneFile) -> UInt8[np.ndarray, "h w channel"]:
     try:
         return decode(memoryview(image), reading_side(file), file.architecture.channels)
-    except Exception as error:  # whatever a damaged image makes Pillow say
+    except Exception as error:  # Pillow may raise anything on a damaged image
         raise BadInput(f"the image of row {row + 1} cannot be read ({why_unreadable(error)})") from error

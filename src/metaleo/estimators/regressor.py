@@ -1,4 +1,4 @@
-"""Functions from a few points, as a scikit-learn estimator: `fit` adapts a trained model to them."""
+"""Regression from a few points, as a scikit-learn estimator: `fit` adapts a trained model to them."""
 
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,20 @@ from metaleo.tasks.task import Batch
 
 
 class LEORegressor(RegressorMixin, BaseEstimator):
-    """A distribution over functions from a handful of points.
+    """A distribution over functions, given a handful of points.
 
-    `fit` samples codes from what the encoder makes of the points, adapts each by gradient steps and decodes each to a
-    network: functions that explain the points. They are kept; `predict` is their mean and standard deviation, and none
-    of them is trained any further.
+    `fit` samples codes from the encoder's distribution for the points, adapts each by gradient steps and decodes each
+    to a network: a function that explains the points. `predict` returns the mean and standard deviation of these
+    functions, without further training.
 
     Args:
-        model: A model file or run folder, a LEO of your own with a network of real targets (which cannot be pickled if
-            the network is your own), or without it the model of sines and lines in this package, for points with x in
-            [-5, 5].
-        n_functions: How many functions are sampled.
-        random_state: Of the sampling, as everywhere in scikit-learn.
+        model: A model file or run folder; a `LEO` whose network has real-valued targets (an estimator with a
+            user-defined network cannot be pickled); or None for the model of sines and lines in this package, for
+            points with x in [-5, 5].
+        n_functions: Number of functions to sample.
+        random_state: Seed of the sampling, as in scikit-learn.
 
-    Example:
+    Examples:
         >>> from metaleo import LEORegressor
         >>> regressor = LEORegressor().fit([[-4.0], [-1.5], [0.5], [2.0], [4.5]], [1.1, -2.0, -0.2, 1.7, -2.2])
         >>> mean, std = regressor.predict([[-3.0], [3.0]], return_std=True)
@@ -53,10 +53,10 @@ class LEORegressor(RegressorMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> "LEORegressor":  # noqa: N803
-        """Adapt to the points, any number of them."""
+        """Adapt to any number of points."""
         leo = resolve_regressor(self.model)
         inputs, targets = leo.network.inputs, leo.network.targets
-        assert targets is not None  # `resolve` has seen to it
+        assert targets is not None  # `resolve_regressor` has checked this
         if not isinstance(self.n_functions, int | np.integer) or self.n_functions < 1:
             raise BadInput(f"n_functions must be a whole number of at least 1, not {self.n_functions}")
         X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)  # noqa: N806
@@ -79,16 +79,16 @@ class LEORegressor(RegressorMixin, BaseEstimator):
     def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
         """The mean of the sampled functions at each x; with `return_std` also their standard deviation.
 
-        That is the uncertainty about the function; the noise of an observation comes on top.
+        This is the uncertainty about the function; it does not include the noise of an observation.
         """
         functions = self.evaluate(X)  # (function, example, target)
         mean = self.shaped(functions.mean(0))
         return (mean, self.shaped(functions.std(0))) if return_std else mean
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0) -> np.ndarray:  # noqa: N803
-        """Values of functions drawn from the kept ones: (example, sample), or (example, target, sample).
+        """Values of randomly chosen functions of the fit: (example, sample), or (example, target, sample).
 
-        Without replacement as far as there are enough; each sample is one function, at all x.
+        Each sample is one function at all x, drawn without replacement if there are at least `n_samples` functions.
         """
         functions = self.evaluate(X)
         if n_samples < 1:
@@ -110,7 +110,7 @@ class LEORegressor(RegressorMixin, BaseEstimator):
             raise BadInput(f"X has {X.shape[1]} features; the model was trained for {inputs[0]}")
 
     def shaped(self, values: np.ndarray) -> np.ndarray:
-        """As y came: one number per example, or a row."""
+        """Values in the format of y in `fit`: one number per example, or a row."""
         return values[:, 0] if self.targets_ndim_ == 1 else values
 
 
@@ -128,7 +128,7 @@ def resolve_regressor(model: str | Path | LEO | None) -> LEO:
 
 
 def load_learner(model: Path) -> Learner:
-    """The first seed's, where a run has several."""
+    """The learner of a model; of a run with several seeds, that of the first."""
     path = model_paths(model)[0]
     return load_cached(path, path.stat().st_mtime_ns).learner
 

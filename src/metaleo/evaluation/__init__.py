@@ -1,1 +1,1 @@
-"""How good a learner is: on tasks of unseen classes, and on unseen functions."""
+"""Evaluation of learners on tasks of unseen classes, and on unseen functions."""

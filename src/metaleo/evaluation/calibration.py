@@ -1,4 +1,4 @@
-"""Probabilities that mean what they say: a temperature for each number of shots, learned on validation tasks."""
+"""Calibration of probabilities: a temperature for each number of shots, learned on validation tasks."""
 
 import dataclasses
 from pathlib import Path
@@ -18,19 +18,19 @@ from metaleo.learners.base import Learner
 from metaleo.tasks.episodes import Episodes
 
 SHOTS = (1, 2, 5, 10)
-"""Where temperatures are learned, as far as classes have so many examples; in between, they are interpolated."""
+"""Shots for which temperatures are learned, if classes have enough examples; others are interpolated."""
 QUERY = 15
 TASKS = 400
 SEED = 1_000_003
-"""Of the tasks; no run validates on the same."""
+"""Seed of the calibration tasks; no run validates on the same tasks."""
 
 
 Temperatures = list[tuple[int, float]]
-"""Numbers of shots, each with its temperature."""
+"""Pairs of a number of shots and its temperature."""
 
 
 def calibrate_model(path: Path, episodes: Episodes) -> Temperatures:
-    """Learn the temperatures of a model file on tasks over these classes, and write them into its header."""
+    """Learn the temperatures of a model file on tasks of these classes, and write them to its header."""
     model = load_model(path)
     found = learn_temperatures(model.learner, episodes)
     save_model(path, model.learner, model.structure, {**model.header, "temperatures": found})
@@ -38,9 +38,9 @@ def calibrate_model(path: Path, episodes: Episodes) -> Temperatures:
 
 
 def learn_temperatures(learner: Learner, episodes: Episodes, tasks: int = TASKS) -> Temperatures:
-    """For some numbers of shots, the temperature at which the query loss over tasks is least.
+    """For each number of shots, the temperature that minimises the query loss over tasks.
 
-    The tasks are over the same classes and of as many ways as `episodes`.
+    The tasks have the classes and the way of `episodes`.
     """
     fewest = int(episodes.counts.min())
     query = max(1, min(QUERY, fewest // 2))
@@ -58,7 +58,7 @@ def learn_temperatures(learner: Learner, episodes: Episodes, tasks: int = TASKS)
 def query_logits(
     learner: Learner, episodes: Episodes, key: PRNGKeyArray, indices: Int[Array, " task"], shot: Int[Array, ""]
 ) -> tuple[Float[Array, "task query way"], Float[Array, "task query way"]]:
-    """Of tasks with the first `shot` examples of each class only: one program serves any number of them."""
+    """Query logits and targets of tasks cut to the first `shot` examples per class; one program serves any `shot`."""
     engine = choose_engine(learner)
     there = jnp.tile(jnp.arange(episodes.shot) < shot, episodes.way)
 

@@ -1,4 +1,4 @@
-"""How good a learner is: accuracy with its interval, negative log-likelihood and calibration, over many tasks."""
+"""Evaluation over many tasks: accuracy with its interval, negative log-likelihood and calibration error."""
 
 import dataclasses
 import functools
@@ -30,17 +30,17 @@ from metaleo.tasks.episodes import Episodes, Rows, place_rows
 from metaleo.tasks.task import Batch, Task, Tasks, key_apart
 
 FUNCTION_QUERY = 100
-"""Points of a test task of functions."""
+"""Query points of a test task of functions."""
 BINS = 15
 """Bins of confidence for the calibration error."""
 BLOCK = {"cpu": 1000, "gpu": 5000}
 """Tasks per compiled call."""
 CHUNK_FLOATS = {"cpu": 2**19, "gpu": 2**26}
-"""Numbers of features held at a time, however many tasks there are: on a CPU as many as its caches hold."""
+"""Feature values held at a time, whatever the number of tasks; on a CPU as many as its caches hold."""
 
 
 class CalibrationCounts(eqx.Module):
-    """Counts, correct answers and summed confidence of predictions, by bin of confidence."""
+    """Number of predictions, of correct ones, and summed confidence, per bin of confidence."""
 
     count: Float[Array | np.ndarray, "*task bin"]
     correct: Float[Array | np.ndarray, "*task bin"]
@@ -48,7 +48,7 @@ class CalibrationCounts(eqx.Module):
 
 
 class Score(eqx.Module):
-    """One task's result."""
+    """Result of one task, or of several along the leading axis."""
 
     accuracy: Float[Array | np.ndarray, "*task"]
     nll: Float[Array | np.ndarray, "*task"]
@@ -65,9 +65,9 @@ class Evaluation:
         nll: Mean negative log-likelihood, in nats.
         nll_interval: Its interval.
         calibration_error: Expected calibration error over 15 bins of confidence.
-        tasks: How many tasks there were.
+        tasks: Number of tasks.
 
-    Example:
+    Examples:
         >>> from metaleo import Evaluation
         >>> Evaluation(0.6, 0.004, 1.0, 0.01, 0.02, tasks=10_000).accuracy
         0.6
@@ -90,7 +90,7 @@ def count_calibration(probabilities: Float[Array, "example way"], query: Batch) 
 
 
 def score(head: Head, query: Batch) -> Score:
-    """What the head of a task says of its query set."""
+    """Score the adapted head of a task on its query set."""
     logits = jax.vmap(head)(query.inputs)
     return Score(accuracy(logits, query), query_loss(logits, query), count_calibration(jax.nn.softmax(logits), query))
 
@@ -102,13 +102,13 @@ def score_tasks(
     indices: Int[Array, " task"],
     engine: Engine | None = None,
 ) -> Score:
-    """Scores of the tasks of these numbers; task i is `fold_in(key, i)`, whatever tasks are beside it.
+    """Scores of the tasks with these indices; task i depends only on `fold_in(key, i)`, not on the other tasks.
 
-    Learners adapt with means and without dropout.
+    Learners adapt with means instead of samples, and without dropout.
     """
     engine = engine or choose_engine(learner)
     keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
-    rows = jax.vmap(episodes.sample_indices)(keys)  # of all tasks first: these steps are tiny
+    rows = jax.vmap(episodes.sample_indices)(keys)  # for all tasks at once: these kernels are tiny
 
     def score_some(rows: PyTree) -> Score:
         tasks = jax.vmap(episodes.gather)(rows)
@@ -118,7 +118,7 @@ def score_tasks(
 
 
 def in_chunks(function: Callable[[PyTree], PyTree], batch: PyTree, size: int) -> PyTree:
-    """A function of a batch, so many of its entries at a time."""
+    """Apply a function to a batch, `size` entries at a time."""
     total = len(jax.tree.leaves(batch)[0])
     whole = total // size * size
     chunks = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, size, *leaf.shape[1:]), batch)
@@ -137,7 +137,7 @@ def map_tasks(
     indices: Int[Array, " task"],
     at_once: int,
 ) -> PyTree:
-    """A function of the tasks of these numbers, each with a key of its own, a bounded number of them at a time."""
+    """Apply a function to the tasks with these indices, each with its own key, at most `at_once` at a time."""
 
     def apply(index: Int[Array, ""]) -> PyTree:
         own = jax.random.fold_in(key, index)
@@ -148,7 +148,7 @@ def map_tasks(
 
 @functools.cache
 def scorer(shared: bool, engine: Engine) -> Callable[..., Score]:
-    """`score_tasks`, compiled; the tasks may be shared out among the devices."""
+    """`score_tasks`, compiled; if `shared`, the devices split the tasks among them."""
     specs = Spec(), Spec(), Spec(), Spec(AXIS)
     score_own = functools.partial(score_tasks, engine=engine)
     return jit(on_each_device(score_own, specs, Spec(AXIS)) if shared else score_own)
@@ -170,7 +170,7 @@ def score_learner(
     progress: Callable[[int], None] = lambda done: None,
     engine: Engine | None = None,
 ) -> Score:
-    """Scores of `num_tasks` tasks, a block of them at a time; `progress` hears how many are done."""
+    """Scores of `num_tasks` tasks, computed in blocks; `progress` is called with the number of tasks done."""
     shared = can_share(min(for_backend(BLOCK), num_tasks))
     if shared:
         learner, episodes = replicate((learner, episodes))
@@ -184,13 +184,13 @@ def evaluate(learner: Learner, episodes: Episodes, tasks: int = 10_000, seed: in
     Args:
         learner: A meta-trained learner, or one that needs no training.
         episodes: The tasks, over classes that the learner was not trained on.
-        tasks: How many of them.
-        seed: Which ones; the same seed gives every learner the same tasks.
+        tasks: Number of tasks.
+        seed: Selects the tasks; the same seed gives every learner the same tasks.
 
     Returns:
         Accuracy and negative log-likelihood with their 95 % intervals, and the calibration error.
 
-    Example:
+    Examples:
         >>> from metaleo import Episodes, NearestCentroid, evaluate, load_data
         >>> tasks = Episodes.over(load_data("sample").subset("test"), way=5, shot=1, query=None)
         >>> evaluate(NearestCentroid(), tasks, tasks=200).accuracy > 0.5
@@ -200,7 +200,7 @@ def evaluate(learner: Learner, episodes: Episodes, tasks: int = 10_000, seed: in
 
 
 def task_key(seed: int) -> PRNGKeyArray:
-    """Of the tasks that models are tested on: apart from the keys that a run of this seed trains with."""
+    """Key of the test tasks, distinct from the keys that a training run with this seed uses."""
     return jax.random.fold_in(jax.random.key(seed), 2)
 
 
@@ -210,7 +210,7 @@ def in_blocks(
     progress: Callable[[int], None] = lambda done: None,
     block: int | None = None,
 ) -> PyTree:
-    """What a function makes of the numbers of tasks, a block of one size at a time, all on the host in the end."""
+    """Apply a function to task indices in blocks of equal size, and collect the results on the host."""
     block = min(block or for_backend(BLOCK), num_tasks)
     blocks = []
     for first in range(0, num_tasks, block):
@@ -223,7 +223,7 @@ def in_blocks(
 def mean_validation_score(
     learner: Learner, tasks: Tasks, key: PRNGKeyArray, indices: Int[Array, " task"], engine: Engine | None = None
 ) -> Float[Array, ""]:
-    """What validation is to raise: accuracy, or without classes minus the query loss of sampled solutions."""
+    """Validation score, to be maximised: accuracy, or without classes minus the query loss of sampled solutions."""
     if isinstance(tasks, Episodes):
         return score_tasks(learner, tasks, key, indices, engine).accuracy.mean()
 
@@ -234,7 +234,7 @@ def mean_validation_score(
 
 
 def mean_and_interval(values: Float[Array | np.ndarray, " task"]) -> tuple[float, float]:
-    """The mean over tasks, and 1.96 of its standard errors."""
+    """The mean over tasks, and 1.96 times its standard error."""
     values64 = np.asarray(values, np.float64)
     if not len(values64):
         return math.nan, math.nan
@@ -257,7 +257,7 @@ def summarise(scores: Score) -> Evaluation:
 
 
 def write_scores(path: Path, scores: dict[str, Score]) -> None:
-    """A row per model and task."""
+    """Write one CSV row per model and task."""
     rows = (
         (name, task, *numbers)
         for name, own in scores.items()
@@ -267,14 +267,14 @@ def write_scores(path: Path, scores: dict[str, Score]) -> None:
 
 
 def save_score(path: Path, score: Score, seed: int) -> None:
-    """All that `summarise` needs, and which tasks they were."""
+    """Save all that `summarise` needs, with the seed and the number of tasks."""
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(file, accuracy=score.accuracy, nll=score.nll, seed=seed, tasks=len(score.accuracy),
                             **vars(score.calibration))  # fmt: skip
 
 
 def load_score(path: Path, seed: int, tasks: int) -> Score | None:
-    """The scores of these tasks, if they are there."""
+    """The saved scores, or None if there are none for this seed and number of tasks."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
             if (int(held["seed"]), int(held["tasks"])) != (seed, tasks):
@@ -286,9 +286,9 @@ def load_score(path: Path, seed: int, tasks: int) -> Score | None:
 
 
 class TaskSuite:
-    """The tasks that models are tested on: the same ones for all of them.
+    """The tasks on which models are tested, the same for every model.
 
-    Data (or problem), way and shot are those that the models were trained with, unless they are given.
+    Data (or problem), way and shot default to those that the models were trained with.
     """
 
     def __init__(
@@ -319,7 +319,7 @@ class TaskSuite:
             raise BadInput(f"`{argument}=` means nothing to {self.problem}")
 
     def refuse_trained(self, candidate: Candidate, split: str) -> None:
-        """Nobody is tested on classes of the same file that it was trained on, even if the file has changed."""
+        """Raise `BadInput` if the model was trained on classes of this split, also if the file has changed since."""
         assert self.metaset is not None
         trained = set(candidate.model.header.get("classes", ())) & set(self.metaset.subset(split).class_names)
         if trained and self.data == candidate.model.setting("data"):
@@ -330,11 +330,11 @@ class TaskSuite:
 
     @property
     def kind(self) -> str:
-        """Of task, in words."""
+        """The kind of task, in words."""
         return f"{self.shot}-shot {self.problem}" if self.problem else f"{self.way}-way {self.shot}-shot"
 
     def tasks(self, candidate: Candidate, split: str = "test", query: int | None = None) -> Tasks:
-        """Tasks as this model takes them; `query` examples per class, or all the rest."""
+        """Tasks in the form that this model takes, with `query` examples per class, by default all remaining ones."""
         if self.metaset is None:
             return PROBLEMS[self.data](self.shot, FUNCTION_QUERY if query is None else query)
         structure, path = candidate.model.structure, candidate.path

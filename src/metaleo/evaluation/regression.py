@@ -1,6 +1,6 @@
-"""How good sampled functions are: error of their mean, likelihood, CRPS, coverage of intervals, and both families.
+"""Evaluation of sampled functions: error of their mean, likelihood, CRPS, coverage of intervals, ambiguous tasks.
 
-A solution of a task is sampled S times; predictions are S functions, and the noise of observations is added to them.
+A learner samples S solutions of a task. The predictive distribution is these S functions plus observation noise.
 Definitions are in docs/regression.md.
 """
 
@@ -38,31 +38,31 @@ from metaleo.tasks.sines_and_lines import (
 from metaleo.tasks.task import Batch, Task, key_apart
 
 LEVEL = 0.9
-"""Of the predictive intervals."""
+"""Level of the predictive intervals."""
 SCALES = np.geomspace(0.25, 8, 31)
-"""Factors on the spread of samples, of which calibration chooses one."""
+"""Factors on the spread of samples between which calibration interpolates."""
 CALIBRATION_TASKS = 1000
 AT_ONCE = 20
-"""Tasks in memory together: each holds some hundred samples of all parameters."""
+"""Tasks in memory at a time: each holds some hundred samples of all parameters."""
 AMBIGUOUS_TASKS = 200
 BOTH = 0.1
-"""Share of samples, at least, that has to be in each family of an ambiguous task."""
+"""Minimum share of samples in each family for an ambiguous task to count as having both."""
 PAIRS = 4
-"""Other samples that each is compared with for the CRPS."""
+"""Number of other samples with which each sample is compared for the CRPS."""
 
 
 class Predictor(eqx.Module):
-    """A way to predict a task: functions that it holds possible, at the points x."""
+    """Predicts a task by a set of functions, evaluated at the points x."""
 
     @abc.abstractmethod
     def predict(
         self, curve: Curve, support: Batch, key: PRNGKeyArray, x: Float[Array, " point"]
     ) -> Float[Array, "sample point"]:
-        """The curve is for those who may know it."""
+        """Predicted functions at x; only a reference such as `Oracle` may use the true `curve`."""
 
 
 class Sampled(Predictor):
-    """Solutions of a learner, sampled as in training, each adapted to the support set by itself."""
+    """Solutions of a learner, sampled as in training, each adapted separately to the support set."""
 
     learner: Learner
     samples: int = eqx.field(static=True)
@@ -77,7 +77,7 @@ class Sampled(Predictor):
 
 
 class Oracle(Predictor):
-    """Knows whether it is a sine or a line, and fits that by least squares."""
+    """Knows whether the task is a sine or a line, and fits that family by least squares."""
 
     def predict(
         self, curve: Curve, support: Batch, key: PRNGKeyArray, x: Float[Array, " point"]
@@ -88,7 +88,7 @@ class Oracle(Predictor):
 
 
 class Bayes(Predictor):
-    """Functions drawn from the exact posterior: what no learner can do better."""
+    """Functions drawn from the exact posterior: the best that any learner can do."""
 
     samples: int = eqx.field(static=True)
 
@@ -99,20 +99,20 @@ class Bayes(Predictor):
 
 
 class FunctionScore(eqx.Module):
-    """One task's result."""
+    """Result of one task, or of several along the leading axis."""
 
     is_sine: Bool[Array | np.ndarray, "*task"]
     mse: Float[Array | np.ndarray, "*task"]
     nll: Float[Array | np.ndarray, "*task"]
     crps: Float[Array | np.ndarray, "*task"]
     coverage: Float[Array | np.ndarray, "*task"]
-    """Share of noisy targets within the interval, with the spread as it is."""
+    """Share of noisy targets inside the interval, with the spread unscaled."""
     calibrated: Float[Array | np.ndarray, "*task"]
-    """The same with the spread scaled."""
+    """The same with the spread scaled by the calibrated factor."""
     spread: Float[Array | np.ndarray, "*task"]
-    """Standard deviation of the samples, on average over points."""
+    """Standard deviation of the samples, averaged over points."""
     rank_correlation: Float[Array | np.ndarray, "*task"]
-    """Between the spread at a point and its distance from the nearest support point (Spearman); 0 without spread."""
+    """Spearman correlation of a point's spread with its distance from the nearest support point; 0 without spread."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +140,7 @@ class FunctionReport:
 
 
 def spearman(a: Float[Array, " point"], b: Float[Array, " point"]) -> Float[Array, ""]:
-    """The correlation of ranks."""
+    """Spearman's rank correlation."""
     ranks = [jnp.argsort(jnp.argsort(values)).astype(values.dtype) for values in (a, b)]
     first, second = (rank - rank.mean() for rank in ranks)
     return jnp.sum(first * second) / jnp.sqrt(jnp.sum(first**2) * jnp.sum(second**2))
@@ -153,9 +153,9 @@ def mean_distance(offset: Float[Array, "..."], deviation: float) -> Float[Array,
 
 
 def mixture_crps(functions: Float[Array, "sample point"], y: Float[Array, " point"]) -> Float[Array, " point"]:
-    """E|Y - y| - E|Y - Y′|/2 of the mixture of N(f_s(x), noise²) over samples.
+    """CRPS, E|Y - y| - E|Y - Y′|/2, of the mixture of N(f_s(x), noise²) over samples.
 
-    Y′ is of another sample, one of the next few; so the mean over draws of samples is that of endless ones.
+    Y′ comes from another sample, one of the next few, so the expectation is that of infinitely many samples.
     """
     apart = [functions - jnp.roll(functions, shift, axis=0) for shift in range(1, 1 + min(PAIRS, len(functions) - 1))]
     pairs = jnp.stack(apart or [jnp.zeros_like(functions)])
@@ -169,7 +169,7 @@ def covered(
     scale: Float[Array, ""] | float,
     level: Float[Array, ""] | float = LEVEL,
 ) -> Bool[Array, " point"]:
-    """Whether the share of the mixture below each target is between the tails; `scale` stretches the spread."""
+    """Whether each target lies inside the central interval of the mixture; `scale` stretches the spread of samples."""
     centre = functions.mean(0, keepdims=True)
     below = jax.scipy.stats.norm.cdf((y[None, :] - centre - scale * (functions - centre)) / NOISE).mean(0)
     return jnp.abs(below - 0.5) <= level / 2
@@ -198,7 +198,7 @@ def score_task(
 def over_tasks(
     function: Callable[[Curve, Task, PRNGKeyArray], PyTree], shot: int, key: PRNGKeyArray, indices: Int[Array, " task"]
 ) -> PyTree:
-    """A function of the test tasks of these numbers and of what they were drawn from."""
+    """Apply a function to the test tasks with these indices, and to the curves that they were drawn from."""
     draw = SinesAndLines(shot, FUNCTION_QUERY).draw
     return map_tasks(lambda drawn, own: function(drawn[0], drawn[1], own), draw, key, indices, AT_ONCE)
 
@@ -214,7 +214,7 @@ def score_block(
 def coverages(
     predictor: Predictor, shot: int, key: PRNGKeyArray, indices: Int[Array, " task"]
 ) -> tuple[Float[Array, "task scale"], Float[Array, " task"]]:
-    """Coverage on each task for each factor on the spread, and the spread."""
+    """Coverage of each task for each factor of `SCALES`, and its largest spread."""
 
     def one(curve: Curve, task: Task, own: PRNGKeyArray) -> tuple[Float[Array, " scale"], Float[Array, ""]]:
         x, y = task.query.inputs[:, 0], task.query.targets[:, 0]
@@ -227,7 +227,7 @@ def coverages(
 
 
 def calibrate_scale(predictor: Predictor, shot: int, seed: int, num_tasks: int = CALIBRATION_TASKS) -> float:
-    """The factor on the spread with which intervals cover what they say, on validation tasks: none of the test's."""
+    """The factor on the spread with which intervals reach their nominal coverage on validation (not test) tasks."""
     key = jax.random.fold_in(jax.random.key(seed), 3)
     curves, spreads = coverages(predictor, shot, key, jnp.arange(num_tasks))
     if np.max(spreads) < 1e-6:  # nothing to scale
@@ -244,7 +244,7 @@ def evaluate_functions(
     scale: float = 1.0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> FunctionScore:
-    """Scores of `num_tasks` test tasks, a block of them at a time; `progress` hears how many are done."""
+    """Scores of `num_tasks` test tasks, computed in blocks; `progress` is called with the number of tasks done."""
     key = task_key(seed)
     return in_blocks(
         lambda indices: score_block(predictor, jnp.float32(scale), shot, key, indices), num_tasks, progress
@@ -252,7 +252,7 @@ def evaluate_functions(
 
 
 def summarise_functions(scores: FunctionScore, scale: float) -> FunctionReport:
-    """Means over tasks, on the host in float64; of a family that no task is of, NaN."""
+    """Means over tasks, on the host in float64; NaN for a family without tasks."""
     sine = np.asarray(scores.is_sine)
     mse = np.asarray(scores.mse, np.float64)
     return FunctionReport(
@@ -276,16 +276,16 @@ def summarise_functions(scores: FunctionScore, scale: float) -> FunctionReport:
 
 @dataclasses.dataclass(frozen=True)
 class Ambiguity:
-    """Where a sine and a line both explain the points: what the samples are."""
+    """Families of the samples on tasks where a sine and a line both explain the points."""
 
     sine_shares: list[float]
-    """Of samples nearer to a sine than to a line, task by task."""
+    """Per task, the share of samples nearer to a sine than to a line."""
     posteriors: list[float]
-    """The exact probability that it is a sine, of the same tasks."""
+    """Per task, the exact posterior probability of a sine."""
 
     @property
     def both(self) -> float:
-        """Share of tasks with samples in both families; NaN where there are no tasks."""
+        """Share of tasks with samples in both families; NaN if there are no tasks."""
         if not self.sine_shares:
             return math.nan
         shares = np.array(self.sine_shares)
@@ -293,12 +293,12 @@ class Ambiguity:
 
 
 def ambiguous_tasks(shot: int, seed: int, num_tasks: int = AMBIGUOUS_TASKS) -> list[PRNGKeyArray]:
-    """Keys of the first ambiguous tasks of a stream of their own; with many shots there are hardly any."""
+    """Keys of the first ambiguous tasks of a separate stream; with many shots there are hardly any."""
     return find_ambiguous(SinesAndLines(shot, 1), jax.random.fold_in(jax.random.key(seed), 4), num_tasks)
 
 
 def examine_ambiguous(predictor: Predictor, shot: int, keys: list[PRNGKeyArray]) -> Ambiguity:
-    """What a predictor makes of these tasks."""
+    """Families that a predictor samples on these ambiguous tasks."""
     if not keys:
         return Ambiguity([], [])
     found = shares_of_sines(predictor, jnp.stack(keys), shot)
@@ -309,7 +309,7 @@ def examine_ambiguous(predictor: Predictor, shot: int, keys: list[PRNGKeyArray])
 def shares_of_sines(
     predictor: Predictor, keys: Key[Array, " task"], shot: int
 ) -> tuple[Float[Array, " task"], Float[Array, " task"]]:
-    """Of the functions that are predicted for each task, and of its exact posterior."""
+    """Per task, the share of sines among the predicted functions and their probability in the exact posterior."""
     tasks = SinesAndLines(shot, 1)
     x = jnp.linspace(*DOMAIN, 101)
 
@@ -330,7 +330,7 @@ def evaluate_function_models(
     samples: int,
     progress: Progress = SILENT,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, FunctionScore]]:
-    """A report for each model and reference, on the same tasks; and the scores behind them."""
+    """Results of each model and reference predictor on the same tasks, and the scores behind them."""
     predictors: dict[str, Predictor] = {name: Sampled(model.learner, samples) for name, model in models.items()}
     predictors |= {"oracle": Oracle(), "exact posterior": Bayes(samples)}
     ambiguous = ambiguous_tasks(shot, seed)
@@ -353,7 +353,7 @@ def evaluate_function_models(
 
 
 def write_function_scores(path: Path, scores: dict[str, FunctionScore]) -> None:
-    """A row per model and task."""
+    """Write one CSV row per model and task."""
     rows = (
         (name, task, "sine" if is_sine else "line", *numbers)
         for name, own in scores.items()

@@ -1,1 +1,1 @@
-"""Whole experiments: a first look, a comparison of learners, the paper's protocol."""
+"""Complete experiments: the quickstart, a comparison of learners, the paper's protocol."""

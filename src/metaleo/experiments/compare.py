@@ -1,9 +1,9 @@
-"""Many learners on the same data and the same test tasks; a comparison goes on where it was stopped.
+"""Compare many learners on the same data and test tasks; a stopped comparison can be continued.
 
 OUT/compare.json                      the settings
-OUT/<shot>shot/<learner>/             a run folder, and with it:
+OUT/<shot>shot/<learner>/             a run folder, which also has:
 OUT/<shot>shot/<learner>/test.npz     each test task's accuracy, NLL and calibration counts
-OUT/<shot>shot/<learner>/times.json   seconds of training and testing
+OUT/<shot>shot/<learner>/times.json   duration of training and testing, in seconds
 OUT/results.json, compare.md, compare.png
 """
 
@@ -44,23 +44,23 @@ from metaleo.training.run import TrainingRun, create_run_folder, resume_config, 
 
 HOW_TO_RESUME = "run the same command again to go on"
 VALIDATIONS = 4
-"""At least this many in a run, however short."""
+"""Minimum number of validations in a run, however short."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What is compared, and on what.
+    """The learners to compare, and the data and tasks to compare them on.
 
     Attributes:
-        data: Feature file, or name of data inside the package.
-        shots: Labelled examples per class; one table for each.
-        learners: Names of learners, of `LEARNERS`.
+        data: Feature file, or name of data in the package.
+        shots: Numbers of labelled examples per class; one table for each.
+        learners: Names of learners in `LEARNERS`.
         way: Classes per task.
-        steps: Meta-steps of each learner at most.
+        steps: Maximum meta-steps of each learner.
         tasks: Test tasks, the same for every learner.
-        seed: Of everything random.
+        seed: Seed of all randomness.
 
-    Example:
+    Examples:
         >>> from metaleo import Comparison
         >>> Comparison(learners=("leo", "cl2n")).reference
         'leo'
@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def reference(self) -> str:
-        """The learner that the others are measured against."""
+        """The learner to which the others are compared."""
         return "leo" if "leo" in self.learners else self.learners[0]
 
     @property
@@ -88,7 +88,7 @@ class Comparison:
         return shlex.join(words)
 
     def check(self, metaset: MetaSet) -> None:
-        """Every mistake, before anything is trained."""
+        """Raise `BadInput` for any mistake before training starts."""
         unknown = [learner for learner in self.learners if learner not in LEARNERS]
         if unknown:
             raise BadInput(f"unknown learner {unknown[0]!r}; known are {', '.join(LEARNERS)}")
@@ -106,7 +106,7 @@ class Comparison:
                 check_classes(metaset.subset(split), self.way, shot, query)
 
     def config(self, learner: str, shot: int, dim: int) -> TrainConfig:
-        """A learner's run: its preset for this shot; for those that learn nothing, a run of no steps."""
+        """A learner's configuration: its preset for this shot, or zero steps if it needs no training."""
         if learner in UNTRAINED:
             structure = Structure(learner=learner, dim=dim, way=self.way)
             return TrainConfig(self.data, way=self.way, shot=shot, steps=0, seed=self.seed, structure=structure)
@@ -119,16 +119,16 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRow:
-    """A learner's line in a table: how good it is, and how its accuracy differs from the reference's, task by task."""
+    """A learner's row in a table: its evaluation, and the paired difference of its accuracy to the reference's."""
 
     learner: str
     evaluation: Evaluation
     difference: float
     difference_interval: float
     best_step: int
-    """Meta-steps of the model that was tested."""
+    """Meta-steps of the tested model."""
     training_seconds: float | None
-    """Compilation included; None where a kill has lost count."""
+    """Includes compilation; None if a killed process left it unknown."""
     testing_seconds: float | None
 
     def to_json(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class ComparisonRow:
 
 
 ComparisonRows = dict[int, list[ComparisonRow]]
-"""By shot; the most accurate first."""
+"""Rows by shot, the most accurate first."""
 
 
 def compare(
@@ -150,19 +150,19 @@ def compare(
 ) -> dict[str, Any]:
     """Meta-train several learners on the same data, test them on the same tasks, and rank them.
 
-    Whatever is in the folder already is not done again, so a comparison that was stopped goes on.
+    Results that are already in the folder are reused, so a stopped comparison continues.
 
     Args:
         plan: What is compared.
         out: Folder for the results and the models.
         overwrite: Replace the comparison in `out`.
-        progress: Hears how far it is.
+        progress: Shows messages and progress bars.
         show: Called with a shot and its rows, the most accurate first, as soon as they are known.
 
     Returns:
-        What `out/results.json` holds: settings, machine, and for each shot a row per learner.
+        The content of `out/results.json`: settings, machine, and for each shot a row per learner.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from metaleo import Comparison, compare
         >>> plan = Comparison(shots=(1,), learners=("cl2n", "nearest-centroid"), tasks=100)
@@ -183,7 +183,7 @@ def compare(
     }
     claim_folder(folder, dataclasses.asdict(plan) | {"checksum": metaset.checksum()}, overwrite)
     for own, config in jobs.items():
-        if (own / "config.json").is_file():  # of another version of Metaleo, or resumed with more steps
+        if (own / "config.json").is_file():  # from another version of Metaleo, or resumed with more steps
             refuse_other(own, resume_config(own, None).to_json(), config.to_json(), set())
     progress.say(f"{plan.data}: {metaset.describe()}")
     rows: ComparisonRows = {}
@@ -195,7 +195,7 @@ def compare(
             if len(scores[shot]) == len(plan.learners):
                 rows[shot] = rank(own.parent, scores[shot], plan.reference)
                 show(shot, rows[shot])
-    except KeyboardInterrupt as interrupt:  # between runs, which save and say so themselves
+    except KeyboardInterrupt as interrupt:  # between runs; a run itself saves and raises `Interrupted`
         progress.say(f"stopped; {HOW_TO_RESUME}")
         raise Interrupted from interrupt
     device = jax.devices()[0]
@@ -223,7 +223,7 @@ def compare(
 
 
 def claim_folder(folder: Path, settings: dict[str, Any], overwrite: bool) -> None:
-    """Write down the settings, unless the folder holds something else. Learners and shots may be added later."""
+    """Write the settings; raise `BadInput` if the folder has others. Learners and shots may be added later."""
     path = folder / "compare.json"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         before = read_json(path)
@@ -237,7 +237,7 @@ def claim_folder(folder: Path, settings: dict[str, Any], overwrite: bool) -> Non
 
 
 def refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any], free: set[str]) -> None:
-    """Results under two different settings must not be mixed."""
+    """Raise `BadInput` if settings other than those in `free` differ: their results must not be mixed."""
     for name in now:
         if name not in free and before.get(name) != now[name]:
             what = (
@@ -250,7 +250,7 @@ def refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any], free
 
 @contextlib.contextmanager
 def timed(folder: Path, what: str) -> Iterator[None]:
-    """Add the seconds of a block to those of earlier attempts; unknown, should it be killed."""
+    """Add the seconds of a block to those of earlier attempts; the file holds None if the process is killed."""
     path = folder / "times.json"
     times = read_json(path)
     before, start = times.get(what, 0.0), time.monotonic()
@@ -268,11 +268,11 @@ def timed(folder: Path, what: str) -> Iterator[None]:
 def train_and_score(
     plan: Comparison, metaset: MetaSet, folder: Path, config: TrainConfig, where: str, progress: Progress
 ) -> Score:
-    """One learner at one shot: train it, unless that is done, and test it, unless that is done."""
+    """Train and test one learner at one shot, as far as that is not done yet."""
     learner, model = config.structure.learner, folder / "model.safetensors"
     title = f"{where} {learner}, {plan.way}-way {config.shot}-shot"
     if not (folder / "config.json").is_file():
-        shutil.rmtree(folder, ignore_errors=True)  # at most what a kill has left
+        shutil.rmtree(folder, ignore_errors=True)  # at most leftovers of a killed process
         create_run_folder(folder, config, overwrite=False)
     score = load_score(folder / "test.npz", plan.seed, plan.tasks)
     if score is not None and model.is_file():
@@ -292,7 +292,7 @@ def train_and_score(
 
 
 def meta_train(metaset: MetaSet, folder: Path, config: TrainConfig, progress: Progress) -> None:
-    """Go on with a run to its end."""
+    """Train a new or interrupted run to its end, and plot its learning curves."""
     train_with_progress(TrainingRun(config, folder, metaset), "training", progress, HOW_TO_RESUME)
     name = config.structure.learner
     title = f"{name}, {config.way}-way {config.shot}-shot, {Path(config.data).name}"
@@ -300,7 +300,7 @@ def meta_train(metaset: MetaSet, folder: Path, config: TrainConfig, progress: Pr
 
 
 def make_untrained(metaset: MetaSet, path: Path, config: TrainConfig) -> None:
-    """A learner with nothing to meta-train knows the mean of the train features, and no more."""
+    """Save a learner that needs no meta-training: it only uses the mean of the training features."""
     train = metaset.subset("train")
     learner = config.structure.init(jax.random.key(config.seed)).with_feature_mean(mean_feature(train))
     header = {"config": config.to_json(), "seed": config.seed, "step": 0, "classes": train.class_names}
@@ -308,7 +308,7 @@ def make_untrained(metaset: MetaSet, path: Path, config: TrainConfig) -> None:
 
 
 def mean_feature(metaset: MetaSet) -> Float[Array, " dim"]:
-    """The mean of all features, each of length one; a bounded number of them at a time."""
+    """The mean of all feature vectors, each normalised to unit length; read in parts to bound memory."""
     total = np.zeros(metaset.dim)
     for start in range(0, len(metaset.rows), SLAB):
         vectors = normalise(metaset.read(metaset.rows[start : start + SLAB]))
@@ -320,7 +320,7 @@ def mean_feature(metaset: MetaSet) -> Float[Array, " dim"]:
 
 
 def rank(folder: Path, scores: dict[str, Score], reference: str) -> list[ComparisonRow]:
-    """Every learner beside the reference, the most accurate first."""
+    """One row per learner, compared with the reference, the most accurate first."""
     rows = []
     for learner, score in scores.items():
         difference, interval = paired_difference(score.accuracy, scores[reference].accuracy)
@@ -334,13 +334,13 @@ def rank(folder: Path, scores: dict[str, Score], reference: str) -> list[Compari
 def paired_difference(
     ours: Float[Array | np.ndarray, " task"], theirs: Float[Array | np.ndarray, " task"]
 ) -> tuple[float, float]:
-    """Mean of a - b over the same tasks, and 1.96 of its standard errors: what tasks have in common cancels."""
+    """Mean of `ours` - `theirs` over the same tasks, and 1.96 times its standard error; task difficulty cancels."""
     differences = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
     return float(differences.mean()), float(1.96 * differences.std(ddof=1) / math.sqrt(len(differences)))
 
 
 def cells(row: ComparisonRow, reference: str) -> list[str]:
-    """A row of the table, in the columns of `columns`."""
+    """The cells of a table row, in the order of `columns`."""
     found, seconds = row.evaluation, row.training_seconds
     return [
         row.learner,

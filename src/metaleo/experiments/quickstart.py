@@ -1,4 +1,4 @@
-"""A first look: LEO, Meta-SGD and nearest centroids on the same tasks of real features that come with the package."""
+"""Quickstart: LEO, Meta-SGD and nearest centroids on the same tasks, with real features from the package."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from metaleo.training.run import TrainingRun, create_run_folder, train_with_prog
 def quickstart(
     out: Path, steps: int, tasks: int, seed: int, overwrite: bool = False, progress: Progress = SILENT
 ) -> dict[str, Evaluation]:
-    """Train, test, compare: how good each learner is. Models, metrics and a figure are left in `out`."""
+    """Train and test each learner, and return the evaluations. Models, metrics and a figure are saved in `out`."""
     metaset = load_data("sample")
     runs: dict[str, TrainingRun] = {}
     for learner, title in (("meta-sgd", "Meta-SGD"), ("leo", "LEO")):

@@ -1,12 +1,12 @@
-"""The paper's evidence: every row of its Table 2, each by the same plan on the same features and test tasks.
+"""Reproduce the paper's Table 2: every row by the same plan, on the same features and test tasks.
 
-Stage 2: random search on the train classes, by accuracy on the validation classes.
+Stage 2: random search on the train classes, selected by accuracy on the validation classes.
 Stage 3: fresh runs with the chosen hyper-parameters on train + validation classes, early stopping on validation tasks.
 Test: many tasks of the test classes, the same for every row and seed.
 
 OUT/reproduce.json                     the settings
-OUT/<shot>shot/<row>/search/           stage 2 (see search.py)
-OUT/<shot>shot/<row>/final/            stage 3, a run folder of all seeds (see runs.py), and each seed's test scores
+OUT/<shot>shot/<row>/search/           stage 2 (see search/random_search.py)
+OUT/<shot>shot/<row>/final/            stage 3, a run folder of all seeds (see training/run.py) with test scores
 OUT/report.md, report.json, report.png, curves-<shot>shot.png
 """
 
@@ -49,7 +49,7 @@ ROWS = {
     "leo-no-finetuning": "LEO (no fine-tuning)",
     "leo": "LEO",
 }
-"""Learners in the order of the paper's Table 2, and what it calls them."""
+"""Learners in the order of the paper's Table 2, and their names there."""
 PAPER: dict[tuple[str, int], tuple[tuple[float, float], ...]] = {
     ("miniimagenet", 1): (
         (54.24, 0.03), (60.33, 0.11), (60.62, 0.31), (61.01, 0.12), (61.48, 0.05), (61.62, 0.15), (61.76, 0.08)
@@ -64,9 +64,9 @@ PAPER: dict[tuple[str, int], tuple[tuple[float, float], ...]] = {
         (79.34, 0.06), (78.77, 0.03), (80.65, 0.07), (80.83, 0.13), (82.06, 0.08), (80.89, 0.11), (81.44, 0.09)
     ),
 }  # fmt: skip
-"""Test accuracy and its standard deviation over five runs, in %: Table 2 of the paper, a value per row."""
+"""Test accuracy and its standard deviation over five runs, in %: Table 2 of the paper, one value per row."""
 CLASSES = {"miniimagenet": (64, 16, 20), "tieredimagenet": (351, 97, 160)}
-"""Train, validation and test classes of the published splits."""
+"""Numbers of train, validation and test classes in the published splits."""
 CLAIMS = (
     ("latent steps help: LEO > conditional generator + fine-tuning", "leo", "leo-generator-finetuned"),
     ("fine-tuning a generated start helps: generator + fine-tuning > generator only",
@@ -77,12 +77,12 @@ CLAIMS = (
     ("sampling helps: LEO > deterministic LEO", "leo", "leo-deterministic"),
     ("fine-tuning after latent steps helps: LEO > LEO without", "leo", "leo-no-finetuning"),
 )  # fmt: skip
-"""What the paper's Table 2 says, as differences of rows."""
+"""Claims of the paper's Table 2, as differences between rows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReproductionPlan:
-    """Everything that decides the numbers of a report."""
+    """Everything that determines the numbers of a report."""
 
     dataset: str
     data: str
@@ -99,7 +99,7 @@ class ReproductionPlan:
     way: int = 5
 
     def check(self, metaset: MetaSet, shots: tuple[int, ...], rows: tuple[str, ...]) -> None:
-        """Every mistake, before anything is trained."""
+        """Raise `BadInput` for any mistake before training starts."""
         unknown = [row for row in rows if row not in ROWS]
         if unknown:
             raise BadInput(f"unknown row {unknown[0]!r}; known are all, {', '.join(ROWS)}")
@@ -132,13 +132,13 @@ class ReproductionPlan:
 
 @dataclasses.dataclass(frozen=True)
 class RowResult:
-    """A row of the table at one shot."""
+    """Result of a row of the table at one shot."""
 
     row: str
     seeds: list[float]
     """Test accuracy of each seed, in %."""
     tasks: Float[np.ndarray, " task"]
-    """Accuracy on each test task, the mean over seeds."""
+    """Accuracy on each test task, averaged over seeds."""
     nll: float
     calibration_error: float
     validation: list[float]
@@ -165,7 +165,7 @@ def reproduce(
     command: str,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """All stages for all rows, as far as they are not done; then the report, which is returned."""
+    """Run all stages of all rows that are not done yet; then write and return the report."""
     plan.check(metaset, shots, rows)
     agree(folder, dataclasses.asdict(plan) | {"data": Path(plan.data).name, "checksum": metaset.checksum()})
     results: dict[int, list[RowResult]] = {shot: [] for shot in shots}
@@ -181,7 +181,7 @@ def reproduce(
 
 
 def agree(folder: Path, settings: dict[str, Any]) -> None:
-    """Write down the settings; several processes may share a folder if theirs are the same."""
+    """Write the settings; raise `BadInput` if the folder has others. Processes with equal settings may share it."""
     path = folder / "reproduce.json"
     before = read_json(path)
     for name, value in settings.items() if before else ():
@@ -195,7 +195,7 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
 def make_row(
     plan: ReproductionPlan, metaset: MetaSet, folder: Path, row: str, shot: int, progress: Progress
 ) -> RowResult:
-    """Stages 2 and 3 and the test of one row at one shot."""
+    """Run stages 2 and 3 and the test of one row at one shot."""
     search = plan.search_config(row, shot, metaset.dim)
     trials, best = run_search(search, folder / "search", metaset, progress)
     config = dataclasses.replace(
@@ -231,7 +231,7 @@ def make_row(
 
 
 def score_seed(plan: ReproductionPlan, model: Path, testing: Episodes, seed: int, progress: Progress) -> Score:
-    """Test scores of one model, from its file if they are there."""
+    """Test scores of one model, read from file if they exist."""
     path = model.with_name(f"test-{seed}.npz")
     score = load_score(path, plan.seed, plan.tasks)
     if score is None:
@@ -243,7 +243,7 @@ def score_seed(plan: ReproductionPlan, model: Path, testing: Episodes, seed: int
 
 
 def difference(a: RowResult, b: RowResult) -> tuple[float, float]:
-    """a - b in points of test accuracy, and its 95 % interval, over tasks (paired) and over seeds (independent)."""
+    """a - b in percentage points of accuracy, and its 95 % interval over tasks (paired) and seeds (independent)."""
     paired = 100 * (a.tasks - b.tasks)
     over_tasks = 1.96 * float(paired.std(ddof=1)) / math.sqrt(len(paired))
     over_seeds = 0.0
@@ -322,7 +322,7 @@ def write_report(
 
 
 def to_markdown(plan: ReproductionPlan, report: dict[str, Any]) -> str:
-    """The report, for people."""
+    """The report as Markdown."""
     machine, versions = report["machine"], report["versions"]
     lines = [
         f"# Table 2 of the paper on {plan.dataset} features\n",

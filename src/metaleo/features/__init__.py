@@ -1,1 +1,1 @@
-"""Images → vectors, once, before meta-learning: stage 1 of the paper."""
+"""Stage 1 of the paper: turn images into feature vectors, once, before meta-learning."""

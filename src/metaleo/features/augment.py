@@ -1,7 +1,7 @@
-"""Crops, mirrors, turns and colours, for a batch at once, on the device.
+"""Data augmentation of whole batches on the device: crops, mirroring, rotations and colour changes.
 
-Every crop and every change of size is two matrix products per image: rows of `resampling` weights for its height,
-and for its width. So a random crop, a centre crop and the four corners are one function of a box.
+Every crop with its resizing is two matrix products per image, with `resampling` weights for the height and for the
+width. Random, centre and corner crops are therefore one function, `crop`, of different boxes.
 """
 
 import jax
@@ -9,20 +9,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
 
 Boxes = Float[Array, "image 4"]
-"""Top, left, height and width of a part of each image, as shares of its side."""
+"""Top, left, height and width of a crop of each image, as shares of the image's side."""
 
 
 def scaled(images: UInt8[Array, "image h w channel"]) -> Float[Array, "image h w channel"]:
-    """Pixels from 0 to 255, as numbers from 0 to 1."""
+    """Scale pixels from [0, 255] to [0, 1]."""
     return images.astype(jnp.float32) / 255
 
 
 def resampling(
     start: Float[Array, ""], length: Float[Array, ""], inputs: int, outputs: int
 ) -> Float[Array, "{outputs} {inputs}"]:
-    """Weights that turn `inputs` pixels into `outputs` which cover the share from start to start + length.
+    """Return weights that resample the range [start, start + length] of `inputs` pixels to `outputs` pixels.
 
-    Linear interpolation; where several pixels fall on one, their average (a triangle as wide as the step).
+    `start` and `length` are shares of the side. Enlarging is linear interpolation; reducing is a weighted average, with
+    a triangular filter whose half-width is the step between output pixels.
     """
     step = length * inputs / outputs
     centres = start * inputs + (jnp.arange(outputs, dtype=jnp.float32) + 0.5) * step - 0.5
@@ -34,7 +35,7 @@ def resampling(
 def crop(
     images: Float[Array, "image h w channel"], boxes: Boxes, side: int
 ) -> Float[Array, "image {side} {side} channel"]:
-    """The part of each image in its box, resized to side x side; boxes lie inside the images."""
+    """Crop each image to its box and resize it to side x side; boxes must lie inside the images."""
     _, height, width, _ = images.shape
 
     def one(image: Array, box: Array) -> Array:
@@ -52,14 +53,14 @@ def mirror(images: Float[Array, "image h w channel"], which: Array) -> Float[Arr
 def turn(
     images: Float[Array, "image h w channel"], quarters: Int[Array, " image"]
 ) -> Float[Array, "image h w channel"]:
-    """Each square image turned left by 0, 1, 2 or 3 quarters."""
+    """Rotate each square image anticlockwise by 0, 1, 2 or 3 quarter turns."""
     quarters = quarters[:, None, None, None]
     images = jnp.where(quarters >= 2, images[:, ::-1, ::-1], images)
     return jnp.where(quarters % 2 == 1, images.transpose(0, 2, 1, 3)[:, ::-1], images)
 
 
 def random_boxes(key: PRNGKeyArray, count: int, least_area: float | Float[Array, ""]) -> Boxes:
-    """As in the Inception pipeline: an area of `least_area` to all of the image, an aspect of 3/4 to 4/3, any place."""
+    """Draw crops as in the Inception pipeline: area share in [`least_area`, 1], aspect in [3/4, 4/3], any position."""
     keys = jax.random.split(key, 4)
     area = jax.random.uniform(keys[0], (count,), minval=least_area, maxval=1.0)
     aspect = jnp.exp(jax.random.uniform(keys[1], (count,), minval=jnp.log(0.75), maxval=jnp.log(4 / 3)))
@@ -73,7 +74,7 @@ def random_boxes(key: PRNGKeyArray, count: int, least_area: float | Float[Array,
 def distort(
     key: PRNGKeyArray, images: Float[Array, "image h w channel"], strength: float | Float[Array, ""]
 ) -> Float[Array, "image h w channel"]:
-    """Brightness, contrast and saturation, each times 1 ± strength; a grey image has no saturation."""
+    """Multiply brightness, contrast and, for colour images, saturation by random factors in 1 ± strength."""
     factors = jax.random.uniform(key, (3, len(images), 1, 1, 1), minval=1 - strength, maxval=1 + strength)
     images = images * factors[0]
     middle = images.mean((1, 2, 3), keepdims=True)
@@ -85,7 +86,7 @@ def distort(
 
 
 def view_boxes(share: float, multi: bool) -> Float[Array, "view 4"]:
-    """The centre crop of this share of the side; with `multi` the four corners too."""
+    """Return the box of the centre crop with this share of the side; with `multi`, also those of the four corners."""
     free = 1 - share
     places = [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)] if multi else [(0.5, 0.5)]
     return jnp.array([[top * free, left * free, share, share] for top, left in places])

@@ -1,4 +1,4 @@
-"""What every backbone is made of: convolutions and batch norms, as records of weights and pure functions."""
+"""Building blocks of all backbones: convolutions and batch norms, as records of weights and pure functions."""
 
 import abc
 import dataclasses
@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 Side = Literal["rectified", "raw"]
-"""An activation after its norm and ReLU, or before them."""
+"""Whether an activation is taken after its norm and ReLU (`rectified`) or before them (`raw`)."""
 
 
 class Moments(NamedTuple):
-    """Mean and variance of each channel, over a batch or running; always float32."""
+    """Mean and variance of each channel, of a batch or as running averages; always float32."""
 
     mean: Float[Array, " channel"]
     variance: Float[Array, " channel"]
@@ -48,7 +48,7 @@ class Convolution(eqx.Module):
 
 
 class Norm(eqx.Module):
-    """The learned half of a batch norm; its moments come with each pass."""
+    """The learned parameters of a batch norm; `Pass` supplies the moments."""
 
     scale: Float[Array, " channel"]
     offset: Float[Array, " channel"]
@@ -75,27 +75,27 @@ class Dense(eqx.Module):
 
 @dataclasses.dataclass
 class Pass:
-    """One pass through a backbone: which moments its norms use, its dropout, its mixing, and what it met.
+    """The settings of one forward pass (moments, dropout, mixup) and the activations and moments it records.
 
-    Without `running` moments the norms use those of the batch. Lives inside one traced function only.
+    Without `running` moments, norms use those of the batch. A `Pass` must not outlive the traced function it is in.
     """
 
     running: list[Moments] | None = None
     key: PRNGKeyArray | None = None
-    """Of dropout; none without it."""
+    """Random key for dropout; `None` disables dropout."""
     keep_prob: float = 1.0
     mixing: Float[Array, " site"] | None = None
-    """At each site where manifold mixup may happen, the weight of an image against its partner's."""
+    """For each site of manifold mixup, the weight of an image; its partner gets the rest."""
     seen: list[Moments] = dataclasses.field(default_factory=list)
-    """The moments of each norm, in the order in which they were used."""
+    """The moments that each norm used, in order of execution."""
     taps: dict[tuple[int, str], Array] = dataclasses.field(default_factory=dict)
-    """Activations by (layer, side)."""
+    """Recorded activations by (layer, side)."""
 
     def tap(self, layer: int, side: Side, values: Float[Array, "image h w channel"]) -> None:
         self.taps[layer, side] = values
 
     def norm(self, norm: Norm, inputs: Float[Array, "image h w channel"]) -> Float[Array, "image h w channel"]:
-        """(x - mean) / sqrt(variance + 1e-5) · scale + offset, in float32 inside."""
+        """Return (x - mean) / sqrt(variance + 1e-5) · scale + offset, computed in float32 at least."""
         values = precise(inputs)
         if self.running is None:
             mean = values.mean((0, 1, 2))
@@ -108,7 +108,7 @@ class Pass:
         return (values * slope[None, None, None] + shift[None, None, None]).astype(inputs.dtype)
 
     def dropout(self, inputs: Float[Array, "image h w channel"]) -> Float[Array, "image h w channel"]:
-        """Keep each number with probability `keep_prob` (to the nearest 1/256), scaled by its inverse."""
+        """Keep each activation with probability `keep_prob` (to the nearest 1/256), and divide it by that."""
         limit = round(self.keep_prob * 256)
         if self.key is None or limit == 256:
             return inputs
@@ -119,7 +119,7 @@ class Pass:
         return jnp.where(draws < jnp.uint8(limit), inputs * (256 / limit), jnp.zeros((), inputs.dtype))
 
     def mix(self, site: int, values: Float[Array, "image h w channel"]) -> Float[Array, "image h w channel"]:
-        """Manifold mixup: each image with its partner, the one as far from the other end of the batch."""
+        """Apply manifold mixup: mix image i of a batch of n with image n - 1 - i."""
         if self.mixing is None:
             return values
         weight = self.mixing[site].astype(values.dtype)
@@ -127,32 +127,32 @@ class Pass:
 
 
 class Backbone(eqx.Module):
-    """Images to activations of numbered layers."""
+    """A network from images to the activations of numbered layers."""
 
     MIX_SITES = 3
 
     @property
     @abc.abstractmethod
     def dim(self) -> int:
-        """Numbers per image in the last layer, after pooling."""
+        """Number of features per image in the last layer, after pooling."""
 
     @property
     @abc.abstractmethod
     def layers(self) -> tuple[int, ...]:
-        """Numbers of the layers that can be tapped; the last feeds the classifier."""
+        """Numbers of the layers whose activations are recorded; the last feeds the classifier."""
 
     @abc.abstractmethod
     def __call__(self, images: Float[Array, "image height width channel"], through: Pass) -> None:
-        """Run the images through; activations and moments are left in the pass."""
+        """Run the images through the network and record activations and moments in the pass."""
 
 
 def precise(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """In float32 at least."""
+    """Convert to float32, or keep float64."""
     return values if values.dtype == jnp.float64 else values.astype(jnp.float32)
 
 
 def pool(values: Float[Array, "image h w channel"]) -> Float[Array, "image channel"]:
-    """The average over space, in float32 at least."""
+    """Average over height and width, in float32 or float64."""
     return precise(values).mean((1, 2))
 
 

@@ -1,4 +1,4 @@
-"""Network files: a trained backbone, what it is and what is known of it."""
+"""Network files: a trained backbone with its architecture and a header of metadata."""
 
 import importlib.resources
 from pathlib import Path
@@ -13,11 +13,11 @@ from metaleo.features.backbone import Backbone, Moments, Pass
 from metaleo.features.recipes import Architecture
 
 BUILTIN_BACKBONES = ("omniglot",)
-"""Trained networks inside this package, by name."""
+"""Names of the trained networks shipped with the package."""
 
 
 class TrainedBackbone(NamedTuple):
-    """A backbone ready to be used."""
+    """A backbone with the running moments of its norms, ready for inference."""
 
     backbone: Backbone
     moments: list[Moments]
@@ -30,12 +30,12 @@ class BackboneFile(NamedTuple):
 
     @property
     def mirrors(self) -> bool:
-        """Whether it was trained on mirrored images."""
+        """Whether the network was trained on mirrored images."""
         return self.header.get("config", {}).get("recipe", {}).get("mirrors", True)
 
     @property
     def drawings(self) -> bool:
-        """Whether it takes ink, framed as `drawings` does."""
+        """Whether the network takes drawings, framed as in the module `drawings`."""
         return self.header.get("drawings", False)
 
 
@@ -44,7 +44,7 @@ def save_backbone(path: Path, trained: TrainedBackbone, architecture: Architectu
 
 
 def load_backbone(path: Path) -> BackboneFile:
-    """From a network file, from the folder of a pre-training run, or by name the one in this package."""
+    """Load a network file, the network of a pre-training run's folder, or by name one shipped with the package."""
     if str(path) in BUILTIN_BACKBONES and not path.exists():
         path = Path(str(importlib.resources.files("metaleo") / "assets" / "models" / f"{path}-network.safetensors"))
     path = path / "network.safetensors" if path.is_dir() else path
@@ -60,13 +60,13 @@ def load_backbone(path: Path) -> BackboneFile:
 
 
 def blank(architecture: Architecture) -> TrainedBackbone:
-    """An untrained backbone with the moments it starts from."""
+    """Return an untrained backbone with its initial moments."""
     backbone = architecture.init(jax.random.key(0))
     return TrainedBackbone(backbone, blank_moments(backbone, architecture))
 
 
 def blank_moments(backbone: Backbone, architecture: Architecture) -> list[Moments]:
-    """Mean 0 and variance 1 for each norm."""
+    """Return the initial moments: mean 0 and variance 1 for each norm."""
 
     def seen(images: Any) -> list[Moments]:
         through = Pass()

@@ -1,4 +1,4 @@
-"""The four convolutions of the first few-shot papers: small enough for a CPU."""
+"""Conv-4, the four-layer convolutional network of the first few-shot papers: small enough for a CPU."""
 
 import equinox as eqx
 import jax
@@ -9,7 +9,7 @@ from metaleo.features.backbone import Backbone, Convolution, Norm, Pass, relu
 
 
 class Stage(eqx.Module):
-    """Convolution, norm, ReLU, and the largest of each 2 x 2."""
+    """Convolution, norm, ReLU and 2 x 2 max pooling."""
 
     convolution: Convolution
     norm: Norm
@@ -18,12 +18,12 @@ class Stage(eqx.Module):
         values = relu(through.norm(self.norm, self.convolution(values)))
         image, height, width, channel = values.shape
         values = values[:, : height // 2 * 2, : width // 2 * 2].reshape(image, height // 2, 2, width // 2, 2, channel)
-        values = jnp.maximum(values[:, :, 0], values[:, :, 1])  # the slope of `max` divides by a count that may be 0
+        values = jnp.maximum(values[:, :, 0], values[:, :, 1])  # the gradient of `max` divides by a count that may be 0
         return jnp.maximum(values[:, :, :, 0], values[:, :, :, 1])
 
 
 class Conv4(Backbone):
-    """Four stages of `width` channels; layers 1 to 4, each after its pooling."""
+    """Four stages of `width` channels; layers 1 to 4 are their outputs after pooling."""
 
     stages: list[Stage]
 

@@ -1,4 +1,4 @@
-"""The known benchmarks, in the forms in which they are passed on; each is checked against its published counts."""
+"""Read the known benchmarks in their common file formats and check each against its published counts."""
 
 import csv
 import dataclasses
@@ -35,27 +35,28 @@ from metaleo.features.images import (
 from metaleo.features.pickled import read_pickle
 
 LAKE_VALIDATION = 5
-"""Lake's split has no validation classes: we take the last background alphabets by name, this many."""
+"""Number of background alphabets, the last by name, used for validation: Lake's split has no validation classes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataset:
-    """How to read one, what it must hold, and what to do when it does not."""
+    """A benchmark: its reader, its expected counts, and the advice to print when these do not match."""
 
     reader: Callable[[Path, int, int], Images]
     side: int
     channels: int
     classes: tuple[int, ...]
-    """Of train, val and test."""
+    """Number of classes in train, val and test."""
     images: tuple[int, ...]
+    """Number of images in train, val and test."""
     advice: str
-    """Where to get it, and where to put it."""
+    """Where to download the files and where to put them."""
     even: bool = True
-    """All classes of a split have the same size."""
+    """Whether all classes of a split have the same number of images."""
 
 
 def read_dataset(name: str, folder: Path, side: int | None = None, channels: int | None = None) -> Images:
-    """A benchmark from its folder, at its usual size unless another is given."""
+    """Read a benchmark from its folder, at its usual image size unless another is given."""
     benchmark = DATASETS[name]
     try:
         if not folder.is_dir():
@@ -68,7 +69,7 @@ def read_dataset(name: str, folder: Path, side: int | None = None, channels: int
 
 
 def check_counts(benchmark: ImageDataset, images: Images, folder: Path) -> None:
-    """Every split has its classes, every class its images."""
+    """Raise `BadInput` unless every split has its published number of classes and images."""
     counts = images.counts.tolist()
     for split, ways, total in zip(SPLITS, benchmark.classes, benchmark.images, strict=True):
         here = [position for position, other in enumerate(images.splits) if other == split]
@@ -87,13 +88,13 @@ def amount(count: int, published: int) -> str:
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
-    """A class list of this package."""
+    """Read one of the class lists shipped with the package."""
     text = (importlib.resources.files("metaleo") / "assets" / "splits" / f"{name}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 
 def folder_with(folder: Path, *names: str) -> Path | None:
-    """The folder that holds all these: this one, or one in it."""
+    """Return the folder that holds all these names: `folder` itself or one of its subfolders."""
     inside = (entry for entry in sorted(folder.iterdir()) if entry.is_dir())
     return next((parent for parent in (folder, *inside) if all((parent / name).exists() for name in names)), None)
 
@@ -102,7 +103,7 @@ def folder_with(folder: Path, *names: str) -> Path | None:
 
 
 def read_miniimagenet(folder: Path, side: int, channels: int) -> Images:
-    """Cached arrays, or JPEGs with the CSV files of Ravi and Larochelle, or a folder for each class."""
+    """Read cached arrays, JPEGs with the CSV files of Ravi and Larochelle, or one folder per class."""
     caches = find_caches(folder, MINI_CACHES)
     if caches:
         return from_caches([read_cache(path, split) for split, path in caches.items()], side, channels)
@@ -112,7 +113,7 @@ def read_miniimagenet(folder: Path, side: int, channels: int) -> Images:
 
 
 def read_tieredimagenet(folder: Path, side: int, channels: int) -> Images:
-    """The authors' released files, or the folders of their classes in ImageNet."""
+    """Read the files that the authors released, or the ImageNet folders of the same classes."""
     caches = find_caches(folder, TIERED_CACHES)
     if not caches:
         return by_class(folder, {row["class"]: row["split"] for row in rows_of("tieredimagenet")}, side, channels)
@@ -120,13 +121,13 @@ def read_tieredimagenet(folder: Path, side: int, channels: int) -> Images:
     if not labels:
         raise BadInput(f"{next(iter(caches.values())).parent} has images but no train_labels.pkl")
     parts = [read_cache(path, split, labels[split]) for split, path in caches.items()]
-    if caches["train"].suffix == ".npz":  # unpacked by OpenCV: blue, green, red
+    if caches["train"].suffix == ".npz":  # decoded by OpenCV: channels are blue, green, red
         parts = [part._replace(pixels=np.asarray(part.pixels)[..., ::-1]) for part in parts]
     return from_caches(parts, side, channels)
 
 
 def by_class(folder: Path, splits: dict[str, str], side: int, channels: int) -> ImageFiles:
-    """Image files that lie in folders of their class's name, wherever those are."""
+    """List the image files whose parent folder, at any depth, is named after their class."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in find_images(folder):
         label = path.rpartition("/")[0].rpartition("/")[2]
@@ -146,7 +147,7 @@ def by_class(folder: Path, splits: dict[str, str], side: int, channels: int) -> 
     )
 
 
-# Cached arrays: a file for each split.
+# Cached arrays: one file per split.
 
 MINI_CACHES = (
     "mini-imagenet-cache-{}.pkl",
@@ -158,21 +159,21 @@ TIERED_CACHES = ("{}_images.npz", "{}_images_png.pkl")
 
 
 class Cache(NamedTuple):
-    """The images of a split."""
+    """The images of one split."""
 
     split: str
     pixels: Any
-    """An array of them, or a list of encoded images."""
+    """An array of decoded images, or a list of encoded ones."""
     labels: Int[np.ndarray, " image"]
     names: Sequence[str]
-    """Of the classes."""
+    """Names of the classes."""
 
 
 def find_caches(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
-    """The three files of the first of these forms that is there, if any is."""
+    """Return the file of each split for the first file name pattern that is present; empty if none is."""
     for pattern in patterns:
         names = {split: pattern.format(split) for split in SPLITS}
-        if pattern.startswith("miniImageNet_category"):  # its train file is called by two words
+        if pattern.startswith("miniImageNet_category"):  # its train file is called train_phase_train
             names["train"] = pattern.format("train_phase_train")
         parent = folder_with(folder, names["train"])
         if parent is not None:
@@ -184,14 +185,14 @@ def find_caches(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
 
 
 def read_cache(path: Path, split: str, labels_path: Path | None = None) -> Cache:
-    """A cached split; its labels may be in a file of their own."""
+    """Read a cached split; its labels may be in a separate file."""
     fields = read_arrays(path) if path.suffix == ".npz" else read_pickle(path)
     fields = fields if isinstance(fields, dict) else {"images": fields}
     fields |= read_pickle(labels_path) if labels_path else {}
     try:
         pixels = next(fields[name] for name in ("image_data", "images", "data") if name in fields)
         labels, names = read_labels(fields, len(pixels), split)
-    except Exception as error:  # whatever fields of other kinds lead to
+    except Exception as error:  # fields of unexpected types can raise anything
         raise BadInput(f"{path} holds {', '.join(map(str, fields))[:80]}, not images and their classes") from error
     if len(labels) != len(pixels) or labels.min(initial=0) < 0:
         raise BadInput(f"{path} has {len(pixels):,} images, but {np.sum(labels >= 0):,} labels")
@@ -201,7 +202,7 @@ def read_cache(path: Path, split: str, labels_path: Path | None = None) -> Cache
 
 
 def read_labels(fields: dict[str, Any], count: int, split: str) -> tuple[Int[np.ndarray, " image"], list[str]]:
-    """Labels, and the names of their classes where there are some: from the rows of each class, or as numbers."""
+    """Return labels and class names, from `class_dict` (the rows of each class) or from an array of class numbers."""
     if "class_dict" in fields:
         labels = np.full(count, -1)
         for position, rows in enumerate(fields["class_dict"].values()):
@@ -215,7 +216,7 @@ def read_labels(fields: dict[str, Any], count: int, split: str) -> tuple[Int[np.
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, mapped unless they are compressed."""
+    """Read the arrays of an .npz file, memory-mapped unless they are compressed."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive, zipfile.ZipFile(path) as zipped:
             members = {member.filename.removesuffix(".npy"): member for member in zipped.infolist()}
@@ -225,12 +226,12 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
                 else archive[name]
                 for name, member in members.items()
             }
-    except Exception as error:  # whatever a damaged file makes the parsers say
+    except Exception as error:  # the parsers can raise anything on a damaged file
         raise BadInput(f"{path} is truncated or not an .npz file of numbers ({error})") from error
 
 
 def from_caches(caches: Sequence[Cache], side: int, channels: int) -> Images:
-    """The splits one after the other; classes of one name are told apart by a number."""
+    """Concatenate the splits; classes that share a name get a number appended."""
     labels, class_names, names = [], [], []
     for cache in caches:
         labels.append(cache.labels + len(class_names))
@@ -263,7 +264,7 @@ def read_fc100(folder: Path, side: int, channels: int) -> Images:
 
 
 def read_cifar(folder: Path, side: int, channels: int, column: str, cache: str) -> Images:
-    """All 600 images of a class: CIFAR-100's own division into train and test plays no part."""
+    """Read all 600 images of each class, from both the train and the test set of CIFAR-100."""
     caches = find_caches(folder, (cache,))
     if caches:
         return from_caches([read_cache(path, split) for split, path in caches.items()], side, channels)
@@ -289,12 +290,12 @@ def read_cifar(folder: Path, side: int, channels: int, column: str, cache: str) 
 class CifarPart(NamedTuple):
     name: str
     pixels: UInt8[np.ndarray, "image 3072"]
-    """Red, then green, then blue."""
+    """All red values, then all green, then all blue."""
     labels: Int[np.ndarray, " image"]
 
 
 def cifar_parts(folder: Path) -> Iterable[CifarPart]:
-    """CIFAR-100 from its pickles, from its binary files, or from a binary file for each class."""
+    """Read CIFAR-100 from its pickles, its binary files, or one binary file per class and set."""
     pickles, binaries = folder_with(folder, "train", "test", "meta"), folder_with(folder, "train.bin", "test.bin")
     if pickles:
         return [cifar_pickle(pickles / name) for name in ("train", "test")]
@@ -309,12 +310,12 @@ def cifar_pickle(path: Path) -> CifarPart:
     fields = read_pickle(path)
     try:
         return CifarPart(path.name, fields["data"].reshape(-1, 3072), np.asarray(fields["fine_labels"], np.int64))
-    except Exception as error:  # whatever fields of other kinds lead to
+    except Exception as error:  # fields of unexpected types can raise anything
         raise BadInput(f"{path} is not a file of CIFAR-100's Python version") from error
 
 
 def cifar_binary(path: Path) -> CifarPart:
-    """Records of a coarse label, a fine label and 3,072 pixels."""
+    """Read records of a coarse label, a fine label and 3,072 pixel values, one byte each."""
     records = read_records(path, 3074)
     return CifarPart(path.stem, records[:, 2:], records[:, 1].astype(np.int64))
 
@@ -338,19 +339,19 @@ def read_records(path: Path, size: int) -> UInt8[np.ndarray, "record {size}"]:
 
 
 def read_omniglot(folder: Path, side: int, channels: int) -> Images:
-    """The split of Vinyals et al. (2016)."""
+    """Read Omniglot in the split of Vinyals et al. (2016)."""
     return read_characters(folder, side, channels, lambda row: row["vinyals"])
 
 
 def read_omniglot_lake(folder: Path, side: int, channels: int) -> Images:
-    """The split of Lake et al. (2015), some of whose background alphabets become val."""
+    """Read Omniglot in the split of Lake et al. (2015), with some background alphabets as val."""
     background = sorted({row["alphabet"] for row in rows_of("omniglot") if row["set"] == "background"})
     splits = dict.fromkeys(background, "train") | dict.fromkeys(background[-LAKE_VALIDATION:], "val")
     return read_characters(folder, side, channels, lambda row: splits.get(row["alphabet"], "test"))
 
 
 def read_characters(folder: Path, side: int, channels: int, split_of: Callable[[dict[str, str]], str]) -> ImageFiles:
-    """Every character of every alphabet is a class."""
+    """List the drawings; every character of every alphabet is a class."""
     parent = folder_with(folder, "images_background", "images_evaluation")
     if parent is None:
         raise BadInput(f"{folder} has no folders images_background and images_evaluation")
@@ -371,11 +372,11 @@ def read_characters(folder: Path, side: int, channels: int, split_of: Callable[[
 
 
 SAMPLE = "omniglot-sample"
-"""All of Omniglot in two bits per pixel, inside this package (its README says how it was made)."""
+"""All of Omniglot at two bits per pixel, shipped with the package (its README describes how it was made)."""
 
 
 def read_sample() -> PackedImages:
-    """Every drawing at 28 × 28 pixels of four greys, in the split of `read_omniglot_lake`."""
+    """Read every drawing at 28 × 28 pixels in four grey levels, in the split of `read_omniglot_lake`."""
     folder = importlib.resources.files("metaleo") / "assets" / "drawings"
     with importlib.resources.as_file(folder / "omniglot.npz") as path:
         fields = read_arrays(path)
@@ -419,11 +420,11 @@ DATASETS = {
     "omniglot": ImageDataset(read_omniglot, 28, 1, (1028, 172, 423), (20_560, 3_440, 8_460), OMNIGLOT_ADVICE),
     "omniglot-lake": ImageDataset(read_omniglot_lake, 28, 1, (813, 151, 659), (16_260, 3_020, 13_180), OMNIGLOT_ADVICE),
 }
-"""By the names that `open_images` knows."""
+"""The benchmarks, by the names that `open_images` accepts."""
 
 
 def open_images(source: str | Path, side: int | None = None, channels: int | None = None) -> Images:
-    """Images from any source (see `images`), of this size and 3 or 1 channels, or as is natural for the source."""
+    """Open images from any source (see `images`); `side` and `channels` (3 or 1) default to those of the source."""
     if side is not None and side < 1:
         raise BadInput(f"an image's side must be at least 1 pixel, not {side}")
     if channels not in (None, 1, 3):

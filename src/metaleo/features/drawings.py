@@ -1,6 +1,6 @@
-"""Pen strokes to images that look like Omniglot's, so that a network trained on those can name what somebody draws.
+"""Render pen strokes as images like those of Omniglot, so that a network trained on Omniglot can classify them.
 
-Size and place do not matter: strokes that were drawn and images that were scanned are put into the same frame.
+Size and position do not matter: drawn strokes and scanned images are normalised to the same frame.
 """
 
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ from PIL import Image, ImageDraw
 from metaleo.errors import BadInput
 
 SHARE = 20 / 28
-"""How much of the frame's side the longer side of a drawing takes; in Omniglot it is 19 of 28 pixels on average."""
+"""Longer side of a drawing, as a share of the frame's side; in Omniglot it is 19 of 28 pixels on average."""
 PEN = 1.6 / 28
 """Width of a line, as a share of the frame's side."""
 LEAST = 0.1
-"""Of the canvas: what is smaller than this is a dot, and is not enlarged any further."""
+"""Share of the canvas below which a drawing counts as a dot; it is enlarged no more than one of this size."""
 FINE = 8
-"""A side is drawn this many times as large as it is asked for, then reduced: smooth edges."""
+"""Supersampling factor: images are drawn this many times as large, then reduced, for smooth edges."""
 
 
 def rasterise(strokes: Sequence[Any], side: int = 28) -> UInt8[np.ndarray, "{side} {side} 1"]:
-    """Strokes, each a list of points (x, y) in [0, 1] of the canvas, y downwards, as white lines on black.
+    """Draw strokes, each a list of points (x, y) in [0, 1] of the canvas with y downwards, as white lines on black.
 
-    The box around them is centred, and its longer side is of one length.
+    The bounding box of the strokes is centred, and its longer side is scaled to a fixed length.
     """
     lines = [line for line in map(points_of, strokes) if len(line)]
     if not lines:
         raise BadInput("the drawing is empty; draw at least one stroke")
     points = np.concatenate(lines)
     low, high = points.min(0), points.max(0)
-    scale = (SHARE - PEN) / max(float((high - low).max()), LEAST)  # the pen goes half its width beyond its way
+    scale = (SHARE - PEN) / max(float((high - low).max()), LEAST)  # the pen extends half its width beyond the points
     big = side * FINE
     image = Image.new("L", (big, big))
     brush, radius = ImageDraw.Draw(image), big * PEN / 2
@@ -45,18 +45,18 @@ def rasterise(strokes: Sequence[Any], side: int = 28) -> UInt8[np.ndarray, "{sid
 
 
 FAINT = 64
-"""Grey levels below this are paper, and what a camera or a JPEG file leaves on it."""
+"""Grey levels below this count as paper, to remove camera noise and JPEG artefacts."""
 
 
 def from_picture(image: UInt8[np.ndarray, "large large 1"], side: int = 28) -> UInt8[np.ndarray, "{side} {side} 1"]:
-    """A picture of ink, dark on light or light on dark, as `rasterise` would have drawn it; some times as large."""
+    """Convert a larger picture of ink, dark on light or light on dark, to an image like those of `rasterise`."""
     ink = image if np.median(image) < 128 else 255 - image
     ink = framed(np.where(ink < FAINT, 0, ink).astype(np.uint8))
     return np.asarray(Image.fromarray(ink[..., 0]).resize((side, side), Image.Resampling.BOX)).reshape(side, side, 1)
 
 
 def points_of(stroke: Any) -> Float[np.ndarray, "point 2"]:
-    """What somebody hands over as a stroke, checked."""
+    """Convert a stroke to an array of points; raise `BadInput` if it is invalid."""
     try:
         points = np.asarray(stroke, np.float64)
     except (TypeError, ValueError):
@@ -68,14 +68,14 @@ def points_of(stroke: Any) -> Float[np.ndarray, "point 2"]:
 
 
 def framed(image: UInt8[np.ndarray, "side side 1"]) -> UInt8[np.ndarray, "side side 1"]:
-    """An image of white ink on black, moved and resized until its ink fills the frame as that of `rasterise` does."""
+    """Move and resize an image of white ink on black so that the ink fills the frame as in `rasterise`."""
     side = len(image)
     rows, columns = np.nonzero(image[..., 0])
     if not len(rows):
         raise BadInput("the image is empty")
     height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
-    whole = max(height, width, LEAST * side) / SHARE  # side of the square that becomes the frame
+    whole = max(height, width, LEAST * side) / SHARE  # side of the square that is resized to the frame
     top, left = rows.min() + (height - whole) / 2, columns.min() + (width - whole) / 2
-    wide = Image.fromarray(np.pad(image[..., 0], side))  # so that the square lies inside
+    wide = Image.fromarray(np.pad(image[..., 0], side))  # padded so that the square lies inside
     box = (side + left, side + top, side + left + whole, side + top + whole)
     return np.asarray(wide.resize((side, side), Image.Resampling.BICUBIC, box)).reshape(side, side, 1)

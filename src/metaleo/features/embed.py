@@ -1,4 +1,4 @@
-"""Images to vectors with a trained network: the export of stage 1."""
+"""Compute feature vectors of images with a trained network: the export of stage 1."""
 
 import dataclasses
 import functools
@@ -25,18 +25,19 @@ from metaleo.features.pretrain import padded, split_training
 from metaleo.features.recipes import Architecture
 
 Tap = tuple[int, str]
-"""A layer, and `rectified` or `raw`: after its norm and ReLU or before."""
+"""A layer, and `rectified` (after its norm and ReLU) or `raw` (before them)."""
 Views = Literal["centre", "multi", "random"]
-"""The centre crop; the average of four corners and centre, mirrored too if the network knows mirrors; a random crop."""
+"""`centre` is the centre crop, and `random` a random crop. `multi` averages over the centre and the four corner crops,
+and over their mirror images if the network was trained on mirrored images."""
 SLAB = 4096
-"""Images embedded between two writes: what a kill costs at most."""
+"""Number of images embedded between two writes: the most work that a kill can lose."""
 BATCH = 256
 RANDOM_AREA = 0.3
-"""Smallest share of an image that a random view takes."""
+"""Smallest area of a random view, as a share of the image."""
 
 
 def precision() -> Any:
-    """bfloat16 on accelerators, as networks are trained there; float32 on a CPU."""
+    """Return bfloat16 on accelerators, where networks are trained in it, and float32 on a CPU."""
     return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
 
 
@@ -51,7 +52,7 @@ def embed_batch(
     flat: bool = False,
     mirrors: bool = True,
 ) -> list[Float[Array, "image _"]]:
-    """The features of each tap: averaged over space or, if `flat`, all numbers of the layer in a row.
+    """Return the features of each tap: averaged over height and width or, if `flat`, all activations flattened.
 
     Without `mirrors` no view is mirrored: a mirrored letter is not the same letter.
     """
@@ -91,7 +92,7 @@ def embed_slab(
     views: Views = "centre",
     flat: bool = False,
 ) -> list[Float16[np.ndarray, "image _"]]:
-    """Any number of images, in batches of one size, or a power of two where they are few: little is ever compiled."""
+    """Embed any number of images in batches of `BATCH`, or of a power of two if fewer, to limit recompilation."""
     parts: list[list[np.ndarray]] = [[] for _ in taps]
     size = min(BATCH, 1 << (len(images) - 1).bit_length())
     for start in range(0, len(images), size):
@@ -105,22 +106,22 @@ def embed_slab(
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """What is embedded, and how."""
+    """What to embed, and how."""
 
     taps: tuple[Tap, ...]
     views: Views = "centre"
     flat: bool = False
-    """All numbers of a layer instead of their average over space."""
+    """Whether to use all activations of a layer instead of their average over height and width."""
     augmented: int = 0
-    """How many random views of each training image to add to the one above."""
+    """Number of random views of each training image to add to its view in `views`."""
     training_images: Literal["all", "held-out"] = "all"
-    """Which images of training classes: all, or those that the network has not seen."""
+    """Which images of training classes to embed: all, or those held out from the network's training."""
     together: bool = False
-    """The taps' vectors, each of length one, added into one."""
+    """Whether to add the vectors of all taps, each scaled to length one, into one vector."""
     seed: int = 0
 
     def passes(self, images: Images, file: BackboneFile) -> list[tuple[Views, Int[np.ndarray, " row"]]]:
-        """Which rows to embed in which view: all once, then the training images at random."""
+        """List the views and the rows to embed in each: all rows once, then random views of the training images."""
         config = file.header.get("config", {})
         training = split_training(images, config.get("hold_out", 0.0), config.get("seed", 0))
         every = np.arange(len(images))
@@ -136,9 +137,9 @@ class Export:
 def embed(
     images: Images, file: BackboneFile, export: Export, targets: Sequence[Path], report: Callable[[int], None]
 ) -> int:
-    """Write a feature file per tap; returns how many rows each has.
+    """Write a feature file per tap, or one if `export.together`; return the number of rows in each.
 
-    Goes slab by slab through a folder beside the first target; a killed export goes on with the next slab.
+    Each slab is first saved in a folder beside the first target, so that a killed export resumes with the next slab.
     """
     check_taps(file, export.taps)
     parts = targets[0].with_name(f".{targets[0].name}.parts")
@@ -181,14 +182,14 @@ def embed(
 
 
 def checksum(trained: TrainedBackbone) -> int:
-    """Of the weights: two networks of one run differ in nothing else."""
+    """Return a checksum of the weights, in which alone two networks of the same run differ."""
     return functools.reduce(
         lambda total, leaf: zlib.crc32(np.asarray(leaf).tobytes(), total), jax.tree.leaves(trained), 0
     )
 
 
 def added(parts: list[Float16[np.ndarray, "image _"]]) -> Float16[np.ndarray, "image _"]:
-    """The sum of vectors that were scaled to length one."""
+    """Scale all vectors to length one and add them up."""
     if len({part.shape for part in parts}) > 1:
         sizes = ", ".join(str(part.shape[1]) for part in parts)
         raise BadInput(f"layers of {sizes} numbers cannot be added together")

@@ -1,12 +1,12 @@
-"""Where images come from: packed files, class folders, CSV splits, the known benchmarks; all become `Images`.
+"""Read images from packed files, class folders, CSV splits or known benchmarks; each source becomes an `Images`.
 
 A source is one of
-- a packed file (.safetensors), made by `pack`;
-- a folder of class folders, which may be in train/, val/ and test/; without these three all classes are `train`;
-- a .csv file with a header and the columns filename, label and perhaps split, or a folder with train.csv, val.csv and
-  test.csv; the files are beside it, in images/, or anywhere below, where their names alone find them;
-- NAME:FOLDER, a known benchmark (see `benchmarks`);
-- omniglot-sample, the drawings inside this package.
+- a packed file (.safetensors), written by `pack`;
+- a folder of class folders, which may be grouped in train/, val/ and test/; otherwise all classes are `train`;
+- a .csv file with a header and the columns filename, label and optionally split, or a folder with train.csv, val.csv
+  and test.csv; the image files are beside it, in images/, or anywhere below if their names are unique;
+- NAME:FOLDER, a known benchmark (see `datasets`);
+- omniglot-sample, the drawings shipped with the package.
 """
 
 import abc
@@ -34,58 +34,58 @@ from metaleo.data.metaset import SPLITS
 from metaleo.errors import BadInput
 
 SIDE = 84
-"""Pixels of an image's side where nothing else is said: miniImageNet's."""
+"""Default side of an image in pixels, as in miniImageNet."""
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif"))
 SLAB = 1024
-"""Images read at a time where all must be seen: memory stays bounded."""
+"""Number of images read at a time when all are processed; it bounds memory."""
 WORKERS = min(16, os.cpu_count() or 1)
 MOST_PIXELS = 10**8
-"""An image that claims more is refused before it is decoded."""
-warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow's warning, which our limit makes idle
+"""An image whose header declares more pixels is refused before it is decoded."""
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MOST_PIXELS makes Pillow's warning redundant
 FORMAT = 1
 LONGEST_HEADER = 100_000_000
-"""Readers of safetensors refuse a longer one."""
+"""Longest header in bytes that safetensors readers accept."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Images(abc.ABC):
-    """Square images of one size, by class, on the disk or in memory."""
+    """Square images of one size with their classes and splits, on disk or in memory."""
 
     labels: Int32[np.ndarray, " image"]
-    """Positions in `class_names`."""
+    """The class of each image, as an index into `class_names`."""
     class_names: tuple[str, ...]
     splits: tuple[str, ...]
     """`train`, `val` or `test`, for each class."""
     names: Sequence[str]
-    """Of the images: files or numbers."""
+    """Names of the images: file names or numbers."""
     side: int
     channels: int
-    """3 (red, green, blue) or 1."""
+    """3 (red, green, blue) or 1 (grey)."""
     source: str = ""
-    """Where they are from, for people."""
+    """Human-readable origin of the images."""
     kept: Int[np.ndarray, " image"] | None = None
-    """Which of the stored images these are (all)."""
+    """Indices of these images among the stored ones; `None` means all."""
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Images that `read` could not read so far, and why."""
+    """Images that `read` has failed to read so far, by name, with the reason."""
 
     @abc.abstractmethod
     def fetch(
         self, stored: Int[np.ndarray, " k"]
     ) -> tuple[UInt8[np.ndarray, "k {self.side} {self.side} {self.channels}"], dict[int, str]]:
-        """Stored images by number, and why some of them (by position in the answer) could not be read."""
+        """Return stored images by index, and the reason for each one that failed, by its position in the result."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def counts(self) -> Int[np.ndarray, " class"]:
-        """Images of each class."""
+        """Number of images of each class."""
         return np.bincount(self.labels, minlength=len(self.class_names))
 
     def read(
         self, rows: slice | Int[np.ndarray, " k"]
     ) -> tuple[UInt8[np.ndarray, "k {self.side} {self.side} {self.channels}"], Bool[np.ndarray, " k"]]:
-        """Some images, and which of them could be read; the others are black."""
+        """Return the given images and a mask of those that could be read; the others are black."""
         chosen = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
         pixels, failures = self.fetch(chosen if self.kept is None else self.kept[chosen])
         readable = np.ones(len(chosen), bool)
@@ -95,7 +95,7 @@ class Images(abc.ABC):
         return pixels, readable
 
     def subset(self, splits: str) -> "Images":
-        """The classes of one split, or of several joined by `+`."""
+        """Return the classes of one split, or of several joined by `+`."""
         wanted = splits.split("+")
         for split in wanted:
             known_split(split)
@@ -111,7 +111,7 @@ class Images(abc.ABC):
         )
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return a one-line summary."""
         per_split = ", ".join(f"{self.splits.count(split):,} {split}" for split in SPLITS)
         low, high = self.counts.min(initial=len(self)), self.counts.max(initial=0)
         sizes = f"{high:,}" if low == high else f"{low:,}-{high:,}"
@@ -123,7 +123,7 @@ class Images(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PackedImages(Images):
-    """A packed file, mapped: what is not read stays on the disk."""
+    """A memory-mapped packed file: pixels stay on disk until they are read."""
 
     pixels: UInt8[np.ndarray, "stored side side channels"]
 
@@ -133,7 +133,7 @@ class PackedImages(Images):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ArrayImages(Images):
-    """Images in arrays, perhaps mapped, one after the other; converted when read if their size is another."""
+    """Images in consecutive arrays, possibly memory-mapped; resized on reading if their size differs."""
 
     parts: tuple[UInt8[np.ndarray, "_ _ _ 3"], ...]
 
@@ -152,11 +152,11 @@ class ArrayImages(Images):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ImageFiles(Images):
-    """Image files, or their bytes somewhere in a mapped file, decoded when they are read."""
+    """Image files, or encoded images within a memory-mapped file; decoded on reading."""
 
     sources: Sequence[str | memoryview]
     inverted: bool = False
-    """Black on white becomes white on black."""
+    """Whether to invert the pixels, from black on white to white on black."""
 
     def fetch(self, stored):
         pixels = np.zeros((len(stored), self.side, self.side, self.channels), np.uint8)
@@ -166,10 +166,10 @@ class ImageFiles(Images):
             for position in positions:
                 try:
                     pixels[position] = decode(self.sources[stored[position]], self.side, self.channels)
-                except Exception as error:  # a damaged file makes the decoders say nearly anything
+                except Exception as error:  # the decoders can raise nearly anything on a damaged file
                     failures[position] = why_unreadable(error)
 
-        with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:  # decoders let go of the interpreter's lock
+        with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:  # decoders release the GIL
             list(pool.map(decode_some, (range(first, len(stored), WORKERS) for first in range(WORKERS))))
         if self.inverted:
             np.subtract(255, pixels, out=pixels)
@@ -179,7 +179,7 @@ class ImageFiles(Images):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TurnedImages(Images):
-    """Other images, then all of them again by 90, 180 and 270 degrees: a turned class is a new class."""
+    """The given images, followed by copies rotated by 90, 180 and 270 degrees; each rotated class is a new class."""
 
     upright: Images
 
@@ -218,7 +218,7 @@ def known_split(split: str) -> str:
 
 
 def check_image_classes(images: Images, least: int) -> None:
-    """Refuse a class with fewer images than are needed."""
+    """Raise `BadInput` if a class has fewer than `least` images."""
     for name, count in zip(images.class_names, images.counts.tolist(), strict=True):
         if count < least:
             raise BadInput(f"class {name} has {count} image{'s' * (count != 1)}; at least {least} are needed")
@@ -228,20 +228,20 @@ def check_image_classes(images: Images, least: int) -> None:
 
 
 def decode(source: str | memoryview, side: int, channels: int) -> UInt8[np.ndarray, "{side} {side} {channels}"]:
-    """An image file of any kind as 8-bit numbers: upright, on white, its centre."""
+    """Decode an image file of any format to 8 bits: upright, on white, resized and cropped to its centre."""
     with Image.open(io.BytesIO(source) if isinstance(source, memoryview) else source) as image:
         if image.width * image.height > MOST_PIXELS:
             raise ValueError(f"{image.width} × {image.height} pixels are too many")
-        image.draft(None, (2 * side, 2 * side))  # a large JPEG is halved while decoding; twice the size is left to us
+        image.draft(None, (2 * side, 2 * side))  # a large JPEG is downscaled in decoding, to at least twice `side`
         image.load()
         return fitted(upright(image), side, channels)
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF data say, if they can be read."""
+    """Rotate an image as its EXIF data specify, if they can be read."""
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # damaged data about an image do not make the image unreadable
+    except Exception:  # damaged EXIF data do not make the image unreadable
         return image
 
 
@@ -252,20 +252,20 @@ def why_unreadable(error: Exception) -> str:
 
 
 def fitted(image: Image.Image, side: int, channels: int) -> UInt8[np.ndarray, "{side} {side} {channels}"]:
-    """The shorter side becomes `side`, antialiased, and the longer is cut to it around the centre."""
+    """Crop the central square of an image and resize it to `side`, antialiased."""
     image = eight_bit(image, "RGB" if channels == 3 else "L")
     width, height = image.size
     short = min(width, height)
     left, top = (width - short) // 2, (height - short) // 2
     image = image.crop((left, top, left + short, top + short))
-    if short != side:  # else the pixels stay what they are
+    if short != side:  # otherwise the pixels stay exact
         image = image.resize((side, side), Image.Resampling.LANCZOS)
     return np.asarray(image).reshape(side, side, channels)
 
 
 def eight_bit(image: Image.Image, mode: str) -> Image.Image:
-    """Any image in 8 bits, as RGB or L (grey); what is transparent shows white."""
-    if image.mode.startswith(("I", "F")):  # 16 or 32 bits; Pillow's own conversion would clip
+    """Convert any image to 8 bits in mode RGB or L (grey); transparent pixels become white."""
+    if image.mode.startswith(("I", "F")):  # 16 or 32 bits, which Pillow's own conversion would clip
         image = Image.fromarray(scaled_down(np.asarray(image)))
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -274,7 +274,7 @@ def eight_bit(image: Image.Image, mode: str) -> Image.Image:
 
 
 def scaled_down(values: Num[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
-    """Integers of 16 bits, or floats of 0 to 1 or 0 to 255, to 8 bits; of another range, from least to greatest."""
+    """Scale 16-bit integers, or floats in [0, 1] or [0, 255], to 8 bits; stretch any other range from min to max."""
     numbers = np.nan_to_num(values.astype(np.float64), posinf=0, neginf=0)
     low, high = float(numbers.min()), float(numbers.max())
     whites = (1, 255) if values.dtype.kind == "f" else (65535,)
@@ -284,7 +284,7 @@ def scaled_down(values: Num[np.ndarray, "height width"]) -> UInt8[np.ndarray, "h
     return np.rint(numbers * (255 / white)).astype(np.uint8)
 
 
-# Opening.
+# Listing image files.
 
 
 class Listed(NamedTuple):
@@ -297,7 +297,7 @@ class Listed(NamedTuple):
 
 
 def from_listed(listed: Sequence[Listed], side: int, channels: int, inverted: bool = False) -> ImageFiles:
-    """Classes in the order in which they first come."""
+    """Collect listed image files; classes are in order of first appearance."""
     splits: dict[str, str] = {}
     for each in listed:
         if splits.setdefault(each.label, each.split) != each.split:
@@ -317,7 +317,7 @@ def from_listed(listed: Sequence[Listed], side: int, channels: int, inverted: bo
 
 
 def read_class_folders(folder: Path, side: int, channels: int) -> ImageFiles:
-    """Class folders, in split folders or not; or the three CSV files."""
+    """Read class folders, which may be grouped in split folders, or train.csv, val.csv and test.csv."""
     tables = [folder / f"{split}.csv" for split in SPLITS if (folder / f"{split}.csv").is_file()]
     if tables:
         index = FileIndex(folder)
@@ -328,7 +328,7 @@ def read_class_folders(folder: Path, side: int, channels: int) -> ImageFiles:
 
 
 def list_classes(folder: Path, split: str) -> Iterator[Listed]:
-    """The images in and below each of the class folders."""
+    """List the images in and below each class folder."""
     found = find_images(folder)
     classes = {path.partition("/")[0] for path in found if "/" in path}
     if not classes:
@@ -343,7 +343,7 @@ def list_classes(folder: Path, split: str) -> Iterator[Listed]:
 
 
 def find_images(folder: Path) -> list[str]:
-    """Every image file below a folder, by the ending of its name, as sorted relative paths."""
+    """Return the sorted relative paths of all files below a folder that have an image suffix."""
 
     def refuse(error: OSError) -> None:
         raise BadInput(f"cannot read {error.filename}: {error.strerror}")
@@ -351,7 +351,7 @@ def find_images(folder: Path) -> list[str]:
     found, seen = [], set()
     for parent, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
         here = os.stat(parent)
-        if (here.st_dev, here.st_ino) in seen:  # links may go round in circles
+        if (here.st_dev, here.st_ino) in seen:  # symbolic links may form a cycle
             folders.clear()
             continue
         seen.add((here.st_dev, here.st_ino))
@@ -364,7 +364,7 @@ def find_images(folder: Path) -> list[str]:
 
 
 class FileIndex:
-    """The image files below a folder, found by path or by name alone."""
+    """An index of the image files below a folder, by path and by name alone."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -373,7 +373,7 @@ class FileIndex:
         self.uses = Counter(path.rpartition("/")[2] for path in self.paths)
 
     def find(self, name: str) -> str | None:
-        """The path of a file: as it is named, in images/, or the only one of its name."""
+        """Return the path of a file: the given path, the same in images/, or the only file of that name."""
         for path in (name, f"images/{name}"):
             if path in self.paths:
                 return f"{self.folder}/{path}"
@@ -384,7 +384,7 @@ class FileIndex:
 
 
 def read_csv(path: Path, index: FileIndex) -> list[Listed]:
-    """A split file; without a column `split` its name tells the split, and else it is `train`."""
+    """Read a split file; without a column `split`, the split is the file's stem if that is a split, else `train`."""
     listed, missing, lines = [], [], {}
     for number, row in read_csv_rows(path, ("filename", "label")):
         where = f"{path}, line {number}"
@@ -412,7 +412,7 @@ def read_csv(path: Path, index: FileIndex) -> list[Listed]:
 
 
 def read_csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a CSV file with these columns and perhaps more, each with its line."""
+    """Yield the line number and row of each line of a CSV file that has at least these columns."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file, skipinitialspace=True)
@@ -431,22 +431,22 @@ def read_csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, d
         raise BadInput(f"{path} is not a CSV file ({error})") from error
 
 
-# Packed files: safetensors with `images` and `labels`; all strings stand in the header as JSON.
+# Packed files: safetensors with `images` and `labels`; all strings are in the header as JSON.
 
 
 def pack(images: Images, path: Path, report: Callable[[int], None] | None = None) -> PackedImages:
-    """Write all images that can be read to one file, a slab at a time; `report` is told how many are done."""
+    """Write all readable images to one file, `SLAB` at a time; `report` receives the number done so far."""
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         space = len(images) * (images.side**2 * images.channels + 4)
         free = shutil.disk_usage(path.parent).free
-        if space > free:  # better now than after an hour
+        if space > free:  # fail now rather than after an hour
             raise OSError(errno.ENOSPC, f"it needs {space / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there")
         write_packed(images, file, report or (lambda done: None))
     return read_packed(path)
 
 
 def write_packed(images: Images, file: BinaryIO, report: Callable[[int], None]) -> None:
-    """How many images there are is known at the end only: room is left for the longest header."""
+    """Write the header last, into reserved space: the number of readable images is known only at the end."""
     readable = np.ones(len(images), bool)
     named = len(packed_header(images, readable, True)) <= LONGEST_HEADER
     room = -(-len(packed_header(images, readable, named)) // 8) * 8
@@ -481,7 +481,7 @@ def packed_header(images: Images, readable: Bool[np.ndarray, " image"], named: b
 
 
 def read_packed(path: Path, side: int | None = None, channels: int | None = None) -> PackedImages:
-    """A packed file, which must be of this size."""
+    """Open a packed file; raise `BadInput` if its images have another size than the given one."""
     try:
         with safetensors.safe_open(path, framework="np") as archive:  # checks sizes and offsets
             strings = archive.metadata() or {}
@@ -490,13 +490,13 @@ def read_packed(path: Path, side: int | None = None, channels: int | None = None
         images = map_packed(path, strings)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
-    except Exception as error:  # whatever a damaged or another file makes the parsers say
+    except Exception as error:  # the parsers can raise anything on a damaged or foreign file
         raise BadInput(f"{path} is truncated or not a file of packed images ({error})") from error
     return of_size(images, str(path), side, channels)
 
 
 def of_size(images: PackedImages, source: str, side: int | None, channels: int | None) -> PackedImages:
-    """The same images, which must be of this size."""
+    """Return the images unchanged; raise `BadInput` if they have another size than the given one."""
     if (side or images.side, channels or images.channels) != (images.side, images.channels):
         held = f"{images.side} × {images.side} pixels and {images.channels} channels"
         raise BadInput(f"{source} holds images of {held}; pack others from their source with `metaleo pack`")
@@ -504,7 +504,7 @@ def of_size(images: PackedImages, source: str, side: int | None, channels: int |
 
 
 def map_packed(path: Path, strings: dict[str, str]) -> PackedImages:
-    """The images of a whole file, mapped; `strings` are its header's."""
+    """Memory-map the images of an intact packed file; `strings` is the metadata of its header."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         layout = json.loads(file.read(length))

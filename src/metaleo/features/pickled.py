@@ -1,8 +1,8 @@
-"""Pickles of images: nothing in them is run, and pixels stay on the disk, mapped."""
+"""Read pickles of images without running code in them; pixels stay on disk, memory-mapped."""
 
 import mmap
 import os
-import pickle  # a subclass that admits NumPy arrays only; pickle.load itself is never called
+import pickle  # used only through a subclass that admits NumPy arrays; pickle.load is never called
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,11 @@ from metaleo.data.safe_unpickling import ArrayUnpickler, PickledArray, PickledDt
 from metaleo.errors import BadInput
 
 LONGEST_TEXT = 255
-"""Bytes of a string that is read as text; what is longer is pixels."""
+"""Longest string in bytes that is read as text; a longer one holds pixels."""
 
 
 class MappedUnpickler(pickle._Unpickler):
-    """Admits what `ArrayUnpickler` does; pixels become views of the mapped file instead of copies."""
+    """Admits the same types as `ArrayUnpickler`; pixels become views of the memory-mapped file instead of copies."""
 
     def __init__(self, mapped: mmap.mmap):
         super().__init__(mapped, encoding="latin1")
@@ -26,7 +26,7 @@ class MappedUnpickler(pickle._Unpickler):
         return ArrayUnpickler.find_class(self, module, name)  # type: ignore[arg-type]
 
     def take(self, width: int) -> str | memoryview:
-        """A string whose length stands before it in `width` bytes."""
+        """Read a string that is preceded by its length in `width` bytes; return a long one as a view of the file."""
         length = int.from_bytes(self.mapped.read(width), "little")
         if length <= LONGEST_TEXT:
             return self.mapped.read(length).decode("latin1")
@@ -41,7 +41,7 @@ class MappedUnpickler(pickle._Unpickler):
         self.append(self.take(8))
 
     def load_frame(self: Any) -> None:
-        """Frames are hints for reading ahead; without them everything has a place in the file."""
+        """Skip the frame header: a frame is only a hint for read-ahead, and views need positions in the file itself."""
         self.mapped.seek(8, os.SEEK_CUR)
 
     dispatch = pickle._Unpickler.dispatch | {
@@ -60,10 +60,10 @@ def _viewing_array(content: Any, kind: PickledDtype, shape: tuple, order: str) -
 
 
 def read_pickle(path: Path) -> Any:
-    """What a pickle holds of arrays (as views of the file), numbers, strings, lists and dictionaries."""
+    """Read a pickle of arrays (as views of the file), numbers, strings, lists and dictionaries."""
     try:
         with open(path, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # the views keep it open
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # the views keep the map open
         return plain(MappedUnpickler(mapped).load())
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
@@ -73,7 +73,7 @@ def read_pickle(path: Path) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """With arrays in the place of their stand-ins."""
+    """Replace stand-ins by their arrays, recursively; tuples become lists."""
     match value:
         case PickledArray():
             return value.values

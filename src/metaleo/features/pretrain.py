@@ -1,6 +1,6 @@
-"""Stage 1 of the paper: teach a backbone the training classes, all of them at once, in an ordinary way.
+"""Stage 1 of the paper: train a backbone as an ordinary classifier of all training classes at once.
 
-The step is one compiled function of a state and a batch of pixels; what varies between recipes is in the recipe.
+A training step is one compiled function of a state and a batch of pixels; a `Recipe` holds its hyper-parameters.
 """
 
 import collections
@@ -26,13 +26,13 @@ from metaleo.features.recipes import Architecture, Recipe
 
 OPTIMISER = optax.trace(0.9, nesterov=True)
 WARM = 0.05
-"""Share of the steps over which the learning rate rises, where it falls along a cosine."""
+"""Share of the steps spent on linear warm-up, where the learning rate follows a cosine."""
 RUNNING = 0.1
-"""How much of each batch goes into the running moments."""
+"""Weight of each batch in the running moments."""
 
 
 class Classifier(eqx.Module):
-    """What is learned: a backbone and its linear heads."""
+    """The trained parameters: a backbone, a linear head for classes and an optional one for rotations."""
 
     backbone: Backbone
     classes: Dense
@@ -50,7 +50,7 @@ class Classifier(eqx.Module):
 
 
 class PretrainedNetwork(NamedTuple):
-    """A classifier with the running moments of its norms: ready to be used."""
+    """A classifier with the running moments of its norms, ready for inference."""
 
     classifier: Classifier
     moments: list[Moments]
@@ -61,13 +61,13 @@ class PretrainedNetwork(NamedTuple):
 
 
 class PretrainState(NamedTuple):
-    """All that training goes on from."""
+    """Everything needed to continue training."""
 
     step: Int[Array, ""]
     network: PretrainedNetwork
     optimiser: PyTree
     average: PretrainedNetwork | None
-    """The running average of the network, where the recipe wants one."""
+    """The running average of the network, if the recipe uses one."""
 
     @property
     def result(self) -> PretrainedNetwork:
@@ -75,7 +75,7 @@ class PretrainState(NamedTuple):
 
 
 class Dials(NamedTuple):
-    """The numbers of a recipe that may change without compiling anew."""
+    """The numbers of a recipe that can change without recompilation."""
 
     learning_rate: Float[Array, ""]
     l2: Float[Array, ""]
@@ -88,7 +88,7 @@ class Dials(NamedTuple):
 
 
 def dials(recipe: Recipe, step: int) -> Dials:
-    """The dials for one step: all of them constant but the learning rate and, at the start, the average's decay."""
+    """Return the dials for one step: constant except the learning rate and, early on, the decay of the average."""
     passed = step / recipe.steps
     if recipe.drops:
         share = 0.2 ** sum(passed >= drop for drop in recipe.drops)
@@ -102,7 +102,7 @@ def dials(recipe: Recipe, step: int) -> Dials:
 
 @dataclasses.dataclass(frozen=True)
 class Pretraining:
-    """The pure functions of a run, compiled once for all recipes that need the same code."""
+    """The pure functions of a run; recipes that need the same code share one compilation."""
 
     architecture: Architecture
     classes: int
@@ -136,7 +136,7 @@ class Pretraining:
     def augmented(
         self, key: PRNGKeyArray, images: UInt8[Array, "image h w channel"], dials: Dials
     ) -> tuple[Float[Array, "image side side channel"], Int[Array, " image"]]:
-        """Random crops, mirrors, colours and turns; with the quarters that each image was turned."""
+        """Augment images at random (crop, mirror, colour, rotation); also return the quarter turns of each."""
         box_key, mirror_key, colour_key, turn_key = jax.random.split(key, 4)
         count = len(images)
         boxes = random_boxes(box_key, count, dials.least_area)
@@ -151,7 +151,7 @@ class Pretraining:
         return values, quarters
 
     def prepared(self, values: Float[Array, "image h w channel"]) -> Float[Array, "image h w channel"]:
-        """Pixels as the backbone takes them: around zero, in the precision of the run."""
+        """Map pixels from [0, 1] to [-1, 1], in the precision of the run."""
         return (2 * values - 1).astype(jnp.bfloat16 if self.half else jnp.float32)
 
     def loss(
@@ -197,7 +197,7 @@ class Pretraining:
         key: PRNGKeyArray,
         dials: Dials,
     ) -> tuple[PretrainState, dict[str, Float[Array, ""]]]:
-        """One step of SGD on a batch of pixels; `key` is that of the whole run."""
+        """Take one SGD step on a batch of pixels; `key` is the key of the whole run."""
         augment_key, loss_key = jax.random.split(jax.random.fold_in(key, state.step))
         values, quarters = self.augmented(augment_key, images, dials)
         classifier = state.network.classifier
@@ -217,7 +217,7 @@ class Pretraining:
     def logits(
         self, network: PretrainedNetwork, images: UInt8[Array, "image h w channel"]
     ) -> Float[Array, "image class"]:
-        """Of the centre crops, with running moments and without dropout."""
+        """Return the class logits of the centre crops, with running moments and without dropout."""
         boxes = jnp.tile(view_boxes(self.architecture.share, multi=False), (len(images), 1))
         values = crop(scaled(images), boxes, self.architecture.side)
         through = Pass(network.moments)
@@ -227,7 +227,7 @@ class Pretraining:
 
 
 class HeldOutSplit(NamedTuple):
-    """Rows of the images of training classes, with labels that count these classes only."""
+    """Row numbers of the images of training classes, with labels that index these classes only."""
 
     rows: Int[np.ndarray, " image"]
     labels: Int32[np.ndarray, " image"]
@@ -235,7 +235,7 @@ class HeldOutSplit(NamedTuple):
 
 
 def split_training(images: Images, share: float, seed: int) -> HeldOutSplit:
-    """The images of training classes; of each class this share, drawn by the seed, is not for training."""
+    """Select the images of training classes and hold out a random share of each class from training."""
     is_training = np.array([split == "train" for split in images.splits])
     rows = np.flatnonzero(is_training[images.labels])
     labels = (np.cumsum(is_training) - 1)[images.labels[rows]].astype(np.int32)
@@ -248,18 +248,18 @@ def split_training(images: Images, share: float, seed: int) -> HeldOutSplit:
 
 
 def padded(images: UInt8[np.ndarray, "image h w channel"], count: int) -> UInt8[np.ndarray, "{count} h w channel"]:
-    """With black ones behind them, so that every batch has one size."""
+    """Append black images, so that every batch has `count` images."""
     return np.concatenate([images, np.zeros((count - len(images), *images.shape[1:]), np.uint8)])
 
 
 class Batches:
-    """Batches of pixels and labels on the device, in an order that depends on the seed and the step alone.
+    """Batches of pixels and labels on the device, in an order that depends only on the seed and the step.
 
-    The pixels lie on the device as a whole, or come from the disk, a few batches ahead of the training.
+    Either all pixels are on the device, or a thread prefetches a few batches from disk.
     """
 
     def __init__(self, images: Images, rows: np.ndarray, labels: np.ndarray, batch: int, seed: int, on_device: bool):
-        """Draw from these rows of the images; `labels` has one for each of the rows."""
+        """Draw batches from these rows of the images; `labels` has one label per row."""
         self.images, self.rows, self.labels, self.seed = images, rows, labels.astype(np.int32), seed
         self.batch = min(batch, len(rows))
         self.per_epoch = len(rows) // self.batch
@@ -269,7 +269,7 @@ class Batches:
         return np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
 
     def chosen(self, step: int) -> Iterator[np.ndarray]:
-        """Positions in `rows` of every batch from this step on."""
+        """Yield the positions in `rows` of each batch, from this step on."""
         while True:
             epoch, first = divmod(step, self.per_epoch)
             order = self.order(epoch)
@@ -278,7 +278,7 @@ class Batches:
             step = (epoch + 1) * self.per_epoch
 
     def start(self, step: int, steps: int) -> Iterator[tuple[Array, Array]]:
-        """The batches of the steps from `step` up to `steps`."""
+        """Yield the batches from step `step` up to `steps`, exclusive."""
         chosen = (each for each, _ in zip(self.chosen(step), range(steps - step), strict=False))
         if self.resident is None:
             yield from ahead(
@@ -295,7 +295,7 @@ def take(images: UInt8[Array, "n h w channel"], rows: Int[Array, " image"]) -> U
 
 
 def ahead(items: Iterator[Any], depth: int = 3) -> Iterator[Any]:
-    """The same items, made by a thread that stays at most `depth` of them ahead."""
+    """Yield the same items, prefetched by a thread at most `depth` items ahead."""
     end = object()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         coming = collections.deque(pool.submit(next, items, end) for _ in range(depth))

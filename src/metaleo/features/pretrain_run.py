@@ -1,10 +1,10 @@
-"""The folder of a pre-training run: it can be watched, stopped, killed and resumed, on another machine too.
+"""A pre-training run and its folder; a run can be monitored, stopped, killed and resumed, also on other hardware.
 
-RUN/config.json           everything that decides the result
-RUN/metrics.jsonl         a line per report
-RUN/state.safetensors     all that is needed to go on
-RUN/network.safetensors   the network, as of the last report
-RUN/images.safetensors    the images, packed, unless they already were
+RUN/config.json           everything that determines the result
+RUN/metrics.jsonl         one line per report
+RUN/state.safetensors     everything needed to resume
+RUN/network.safetensors   the network at the last report
+RUN/images.safetensors    the packed images, unless the source is packed already
 """
 
 import dataclasses
@@ -35,26 +35,26 @@ from metaleo.features.pretrain import (
 from metaleo.features.recipes import Architecture, Recipe
 
 LOOK = 25
-"""Steps between two looks at what the device has done."""
+"""Number of steps between two synchronisations with the device."""
 
 Probe = Callable[[BackboneFile], dict[str, float]]
-"""Something to measure of a network at each report."""
+"""A function that measures a network at each report."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PretrainConfig:
-    """Everything that decides the result of a run."""
+    """Everything that determines the result of a run."""
 
     images: str
     architecture: Architecture = Architecture()
     recipe: Recipe = Recipe()
     hold_out: float = 0.05
-    """Share of each training class's images that is kept for judging the network."""
+    """Share of each training class's images that is held out for validation."""
     reports: int = 20
-    """Times that the run is judged and saved."""
+    """Number of times that the network is validated and the run saved."""
     seed: int = 0
     half: bool = False
-    """Computed in bfloat16, with float32 weights."""
+    """Whether to compute in bfloat16, with float32 weights."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -73,7 +73,7 @@ class PretrainConfig:
 
 
 class PretrainRun:
-    """One run over the training classes of some images, which are packed or otherwise quick to read."""
+    """One run on the training classes of images that are packed or otherwise fast to read."""
 
     def __init__(self, config: PretrainConfig, folder: Path, images: Images):
         self.config, self.folder = config, folder
@@ -93,7 +93,7 @@ class PretrainRun:
         self.init_key, self.key = jax.random.split(jax.random.key(config.seed))
 
     def batches(self) -> Batches:
-        """On the device where the pixels take less than a third of its memory, else from the disk."""
+        """Return the batches: on the device if the pixels need less than a third of its memory, otherwise from disk."""
         size = len(self.rows) * self.images.side**2 * self.images.channels
         recipe, seed = self.config.recipe, self.config.seed
         return Batches(self.images, self.rows, self.labels, recipe.batch, seed, size < memory_bytes() / 3)
@@ -102,7 +102,7 @@ class PretrainRun:
         return jax.jit(self.work.start)(self.init_key)
 
     def load(self) -> PretrainState:
-        """The last saved state, or the start if there is none yet."""
+        """Load the last saved state, or the initial state if there is none."""
         path = self.folder / "state.safetensors"
         return load_tree(path, jax.eval_shape(self.start)) if path.is_file() else self.start()
 
@@ -112,13 +112,13 @@ class PretrainRun:
         save_backbone(self.folder / "network.safetensors", network.trained, network.architecture, network.header)
 
     def file(self, network: PretrainedNetwork, record: Record) -> BackboneFile:
-        """The network as it is saved: without its heads, with where it comes from."""
+        """Return the network as it is saved: without its heads, and with the run's configuration in the header."""
         header = {"config": self.config.to_json(), "classes": self.class_names, "record": record}
         header["image_side"] = self.images.side
         return BackboneFile(network.trained, self.config.architecture, header)
 
     def held_out_accuracy(self, network: PretrainedNetwork) -> float | None:
-        """Share of the held-out images of training classes that the network gets right, among all these classes."""
+        """Return the accuracy of classifying held-out images among all training classes; `None` without such images."""
         right, batch = 0, 256
         for start in range(0, len(self.held_rows), batch):
             labels = self.held_labels[start : start + batch]
@@ -130,9 +130,9 @@ class PretrainRun:
     def train(
         self, report: Callable[[Record], None], watch: Callable[[int, float], None], probe: Probe | None = None
     ) -> PretrainState:
-        """Go on from the last saved state to the end.
+        """Train from the last saved state to the end.
 
-        `report` hears of every report, `watch` of the step and the images per second every few steps.
+        `report` receives the record of every report; `watch`, every few steps, the step and the images per second.
         """
         steps = self.config.recipe.steps
         state = self.load()
@@ -150,7 +150,7 @@ class PretrainRun:
                 due = step % every == 0 or step == steps
                 if step % LOOK and not due:
                     continue
-                infos = [jax.device_get(each) for each in infos]  # waits for the device
+                infos = [jax.device_get(each) for each in infos]  # blocks until the device is done
                 rate = (step - since) * batches.batch / (time.monotonic() - clock)
                 watch(step, rate)
                 if not np.isfinite(infos[-1]["loss"]):
@@ -173,7 +173,7 @@ class PretrainRun:
         return state
 
     def validate(self, state: PretrainState, probe: Probe | None) -> Record:
-        """What is known of the network by now."""
+        """Return the learning rate, the held-out accuracy and the results of `probe`."""
         network = state.result
         values = {
             "learning_rate": finite_or_none(dials(self.config.recipe, int(state.step)).learning_rate),

@@ -1,4 +1,4 @@
-"""Which network, and how it is trained: plain records and their names."""
+"""Named backbone architectures and training recipes, as plain records."""
 
 import dataclasses
 from typing import Any, Literal
@@ -14,20 +14,20 @@ from metaleo.features.wrn import WideResNet
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """A backbone and the images that it takes."""
+    """The architecture of a backbone and the size of its input images."""
 
     kind: Literal["wrn", "conv4"] = "wrn"
     depth: int = 28
     width: int = 10
     strides: tuple[int, int, int] = (2, 2, 2)
-    """Of the three groups of a WRN; three reductions in the paper."""
+    """Strides of the three groups of a WRN; the paper uses 2 in each."""
     side: int = 80
-    """Pixels of a side, as the network sees it."""
+    """Side of the network's input in pixels."""
     channels: int = 3
     share: float = 80 / 92
-    """How much of an image's side the centre crop takes."""
+    """Side of the centre crop, as a share of the image's side."""
     layer: int = 21
-    """Whose activations are the features."""
+    """The layer whose activations are the features."""
 
     def init(self, key: PRNGKeyArray) -> Backbone:
         if self.kind == "conv4":
@@ -35,7 +35,7 @@ class Architecture:
         return WideResNet.init(key, self.depth, self.width, self.strides, self.channels)
 
     def blank(self) -> Backbone:
-        """A backbone whose leaves are shapes only."""
+        """Return a backbone whose leaves are shapes without values."""
         return jax.eval_shape(self.init, jax.random.key(0))
 
     @classmethod
@@ -44,7 +44,7 @@ class Architecture:
 
 
 def second_of_third_group(depth: int) -> int:
-    """The layer of a WRN of this depth that is layer 21 of the paper's: its third group's second block, or last."""
+    """Return the layer that corresponds to layer 21 of WRN-28: the end of the third group's second, or only, block."""
     blocks = (depth - 4) // 6
     return 1 + 2 * (2 * blocks + min(blocks, 2))
 
@@ -55,39 +55,39 @@ ARCHITECTURES: dict[str, Architecture] = {
     "wrn-16-4": Architecture(depth=16, width=4, layer=second_of_third_group(16)),
     "conv-4": Architecture("conv4", 0, 64, side=28, channels=1, share=0.9, layer=4),
 }
-"""The paper's; the same for images of 32 x 32 (CIFAR), which it does not reduce at once; two for small machines."""
+"""The paper's; the same for 32 x 32 images (CIFAR), with stride 1 in the first group; two for limited hardware."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a backbone is trained. The defaults are the paper's, for miniImageNet."""
+    """Hyper-parameters for training a backbone. The defaults are the paper's, for miniImageNet."""
 
     about: str = "the paper's, for miniImageNet (Section B.2)"
     batch: int = 1024
     steps: int = 10_000
     learning_rate: float = 0.1
     drops: tuple[float, ...] = (0.3, 0.5, 0.7, 0.8, 0.9)
-    """After which shares of the steps the learning rate is multiplied with 0.2; none: it falls along a cosine."""
+    """Shares of the steps after which the learning rate is multiplied by 0.2; if empty, it follows a cosine."""
     l2: float = 5e-4
     keep_prob: float = 0.5
-    """Probability that dropout inside the blocks keeps a number."""
+    """Keep probability of the dropout inside the blocks."""
     least_area: float = 0.08
-    """Smallest share of an image that a random crop takes."""
+    """Smallest area of a random crop, as a share of the image."""
     mirrors: bool = True
     colours: float = 0.4
-    """Brightness, contrast and saturation, times 1 ± this."""
+    """Strength s of colour changes: brightness, contrast and saturation are multiplied by up to 1 ± s."""
     smoothing: float = 0.0
-    """Label smoothing: this much of each target goes to all classes alike."""
+    """Label smoothing: the share of each target that is spread evenly over all classes."""
     mixup: float = 0.0
-    """Manifold mixup with Beta(α, α) weights; 0: none."""
+    """α of manifold mixup with Beta(α, α) weights; 0 disables it."""
     rotation: float = 0.0
-    """Weight of the task to tell by how many quarters an image was turned; 0: images are not turned."""
+    """Loss weight of predicting by how many quarter turns an image was rotated; 0 disables rotation."""
     average: float = 0.0
-    """Decay of the running average of the weights that becomes the network; 0: the last weights do."""
+    """Decay of the running average of the weights, which becomes the network; with 0 the last weights do."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Recipe":
-        """From a file, also of version 0.1, where `keep_prob` was called `keep`."""
+        """Make a recipe from the values in a file, also of version 0.1, in which `keep_prob` is called `keep`."""
         values = {"keep_prob" if name == "keep" else name: value for name, value in values.items()}
         return cls(**{**values, "drops": tuple(values["drops"])})
 

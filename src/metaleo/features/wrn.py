@@ -1,7 +1,7 @@
-"""Wide residual networks (Zagoruyko and Komodakis 2016), as the paper uses them: WRN-28-10, three reductions.
+"""Wide residual networks (Zagoruyko and Komodakis 2016); the paper uses WRN-28-10 with stride 2 in all three groups.
 
-Layers are counted as the paper counts them: the first convolution is layer 1, each block has two. In WRN-28-10 the
-blocks of the third group end in layers 19, 21, 23 and 25; the paper's features are the 640 numbers of layer 21.
+Layers are counted as in the paper: the first convolution is layer 1, and each block has two layers. In WRN-28-10 the
+blocks of the third group end in layers 19, 21, 23 and 25; the paper's features are the 640 channels of layer 21.
 """
 
 import equinox as eqx
@@ -12,7 +12,7 @@ from metaleo.features.backbone import Backbone, Convolution, Norm, Pass, relu
 
 
 class Block(eqx.Module):
-    """Norm, ReLU, convolution, norm, ReLU, dropout, convolution; added to what came in."""
+    """A residual block: norm, ReLU, convolution, norm, ReLU, dropout and convolution, added to the input."""
 
     norm1: Norm
     convolution1: Convolution
@@ -35,14 +35,14 @@ class Block(eqx.Module):
     def __call__(
         self, raw: Float[Array, "image h w input"], rectified: Float[Array, "image h w input"], through: Pass
     ) -> Float[Array, "image h2 w2 output"]:
-        """`rectified` is relu(norm1(raw)): it is also the feature of the layer before."""
+        """Apply the block; `rectified` is relu(norm1(raw)), which is also the feature of the previous layer."""
         middle = relu(through.norm(self.norm2, self.convolution1(rectified)))
         change = self.convolution2(through.dropout(middle))
         return change + (raw if self.shortcut is None else self.shortcut(rectified))
 
 
 class WideResNet(Backbone):
-    """WRN-depth-width: a convolution, three groups of (depth - 4) / 6 blocks, a norm."""
+    """WRN-depth-width: a convolution, three groups of (depth - 4) / 6 blocks, and a norm."""
 
     stem: Convolution
     groups: list[list[Block]]

@@ -1,4 +1,4 @@
-"""One file per algorithm, one contract."""
+"""Meta-learning algorithms, one per module or family, behind the interface `Learner`."""
 
 from metaleo.learners.base import Adaptation as Adaptation
 from metaleo.learners.base import HyperParams as HyperParams

@@ -1,4 +1,4 @@
-"""The contract that every algorithm keeps, and what they share."""
+"""The interface that every learner implements, and functions that learners share."""
 
 import abc
 import dataclasses
@@ -15,23 +15,23 @@ from metaleo.nn.heads import Head, Network
 from metaleo.tasks.task import Batch, Task
 
 Metrics = dict[str, Float[Array, ""]]
-"""Diagnostics of one task: numbers to report, never to differentiate."""
+"""Diagnostics of one task: reported, never differentiated."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HyperParams:
-    """The numbers of the paper's random search (Table 6). Arrays inside a run, so that a search is a `vmap`.
+    """Hyper-parameters of the paper's random search (Table 6). Inside a run they are arrays, so a search is a `vmap`.
 
-    Args:
-        learning_rate: η of Algorithm 1: Adam's step in the outer loop.
+    Attributes:
+        learning_rate: η of Algorithm 1: Adam's step size in the outer loop.
         kl: β of Eq. 6: weight of the KL term.
-        encoder_penalty: γ of Eq. 6: weight of the pull of codes to adapted codes.
+        encoder_penalty: γ of Eq. 6: weight of the penalty that pulls codes towards adapted codes.
         l2: λ₁ of Eq. 7: weight of the L2 term.
         orthogonality: λ₂ of Eq. 7: weight of the decoder's orthogonality term.
         keep_prob: p_keep: probability that dropout keeps a feature.
 
-    Example:
+    Examples:
         >>> from metaleo import HyperParams
         >>> HyperParams(learning_rate=1e-3).kl
         0.1
@@ -46,18 +46,18 @@ class HyperParams:
 
     @classmethod
     def from_json(cls, values: dict[str, float]) -> "HyperParams":
-        """From a file, also of version 0.1, where `keep_prob` was called `keep`."""
+        """From the values in a file; files of version 0.1 call `keep_prob` `keep`."""
         return cls(**{"keep_prob" if name == "keep" else name: value for name, value in values.items()})
 
 
 class Adaptation(eqx.Module):
-    """A task solved.
+    """The result of adapting to one task.
 
-    Args:
-        head: The adapted f_θ′: call it on one input; a classifier returns logits.
-        trace: How it came about, for those who want to look; each learner has its own.
+    Attributes:
+        head: The adapted f_θ′. Call it on one input; a classifier returns logits.
+        trace: Intermediate results, for inspection; each learner has its own type.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from metaleo import Adaptation, LinearHead
         >>> Adaptation(LinearHead(jnp.eye(2))).head(jnp.array([0.0, 3.0])).tolist()
@@ -69,15 +69,15 @@ class Adaptation(eqx.Module):
 
 
 SUPPORT, QUERY, CODE, WEIGHTS = range(4)
-"""What is drawn from the key of a task, each in a stream of its own: dropout on the two sets, noise."""
+"""Random streams of a task's key: dropout on the support and the query set, noise on codes and weights."""
 
 
 class Learner(eqx.Module):
-    """A way of learning to learn, written for ONE task. Its array leaves are φ: what the outer loop learns.
+    """A meta-learning algorithm, written for ONE task. Its array leaves are φ, which the outer loop learns.
 
-    A subclass declares its arrays, and its structure as static fields; `adapt` is all that it must define.
+    A subclass declares learned arrays as fields and its structure as static fields; it must define only `adapt`.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from metaleo import Adaptation, Learner, LinearHead, labelled
         >>> class Sharp(Learner):
@@ -96,36 +96,36 @@ class Learner(eqx.Module):
 
         Args:
             support: The labelled examples.
-            hyper: What training is regularised with.
-            key: For all that is random in training. Without it: evaluation, that is means and no dropout. A key without
-                `hyper` samples a solution as in training, from those a stochastic learner holds possible, but drops
-                nothing; for other learners it changes nothing.
+            hyper: Hyper-parameters of the regularisation in training.
+            key: Random key for training. Without it the learner evaluates: it uses means and no dropout. With a key
+                but without `hyper`, a stochastic learner samples a solution as in training, but without dropout; other
+                learners ignore the key.
 
         Returns:
-            The adapted head, and a trace.
+            The adapted head and a trace.
         """
 
     def meta_loss(self, task: Task, hyper: HyperParams, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
-        """What the outer loop minimises for one task: unless a learner says otherwise, the query loss (Eq. 2).
+        """The loss of one task that the outer loop minimises: by default, the query loss (Eq. 2).
 
         Args:
             task: Support set to adapt to, query set to predict.
             hyper: Weights of the terms of the loss.
-            key: For all that is random.
+            key: Random key for noise and dropout.
 
         Returns:
-            The loss, and numbers to report.
+            The loss, and metrics to report.
         """
         head = self.adapt(task.support, hyper, key).head
         return query_loss_and_metrics(head, task.query, hyper, key, getattr(self, "network", None))
 
     def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
-        """What the outer loop adds to the mean over tasks, once in a meta-step; for most, a penalty on weights."""
+        """A term that the outer loop adds to the mean over tasks once per meta-step, usually a penalty on weights."""
         del hyper
         return jnp.zeros(())
 
     def with_feature_mean(self, mean: Float[Array, " dim"]) -> "Learner":
-        """This learner, knowing the mean of the training features; most have no use for it."""
+        """This learner with the mean of the training features; most learners ignore it."""
         del mean
         return self
 
@@ -133,7 +133,7 @@ class Learner(eqx.Module):
 def dropout_inputs(
     batch: Batch, hyper: HyperParams | None, key: PRNGKeyArray | None, stream: int = SUPPORT
 ) -> Float[Array, "example *input"]:
-    """The inputs of a batch under one draw of dropout, or without a key as they are."""
+    """The inputs of a batch with dropout applied, or unchanged without `key` or `hyper`."""
     if key is None or hyper is None:
         return batch.inputs
     return apply_dropout(batch.inputs, dropout_masks(key, hyper.keep_prob, batch.inputs.shape, stream), hyper.keep_prob)
@@ -150,7 +150,7 @@ def descend_weights(
     first_order: bool = False,
     max_grad_norm: float | None = None,
 ) -> tuple[Float[Array, "code size"], Float[Array, " step"]]:
-    """θ′ = θ - α ∘ ∇L(θ), `num_steps` times (Eq. 1), each with its own dropout mask; also the loss before each."""
+    """θ′ = θ - α ∘ ∇L(θ), `num_steps` times (Eq. 1), one dropout mask per step; also returns the loss before each."""
 
     def loss(weights, mask):
         return network.support_loss(
@@ -163,7 +163,7 @@ def descend_weights(
 def query_loss_and_metrics(
     head: Head, query: Batch, hyper: HyperParams, key: PRNGKeyArray | None, network: Network | None = None
 ) -> tuple[Float[Array, ""], Metrics]:
-    """The loss of a head on the query set, under dropout like every other prediction; and what is reported of it."""
+    """The loss of a head on the query set, with dropout if there is a `key`, and the metrics to report."""
     if network is not None:
         network.check(query)
         key = key if network.dropout else None

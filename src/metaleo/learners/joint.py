@@ -1,4 +1,4 @@
-"""Features that are learned jointly: the last stage of a small backbone, trained on through the meta-objective."""
+"""Jointly learned features: the last stage of a small backbone, trained further on the meta-objective."""
 
 import equinox as eqx
 import jax
@@ -13,13 +13,13 @@ from metaleo.nn.heads import Head
 from metaleo.tasks.task import Batch, Task, normalise
 
 Sizes = tuple[int, int, int, int]
-"""Height, width and channels of what a tail takes, and the channels that it gives."""
+"""Height, width and channels of a tail's input, and its number of output channels."""
 
 
 class Tail(eqx.Module):
-    """The last stage of a conv-4: from all numbers of the layer before it to a feature vector of length one.
+    """The last stage of a conv-4: maps the output of the stage before it to a feature vector of length one.
 
-    Its norm uses the moments that the network was trained with; they are not learned.
+    Its normalisation uses the fixed moments of the trained network; they are not learned further.
     """
 
     stage: Stage
@@ -51,7 +51,7 @@ class Tail(eqx.Module):
 
 
 class TailedHead(Head):
-    """A head behind a tail."""
+    """A head on the output of a tail."""
 
     tail: Tail
     head: Head
@@ -61,13 +61,13 @@ class TailedHead(Head):
 
 
 class Joint(Learner):
-    """Any learner behind a tail that is learned with it (the paper's future work, Section 5)."""
+    """Any learner on the output of a tail that is learned with it (the paper's future work, Section 5)."""
 
     tail: Tail
     learner: Learner
 
     def seen(self, batch: Batch) -> Batch:
-        """The batch as the inner learner sees it."""
+        """The batch with the tail applied to its inputs, for the inner learner."""
         return Batch(self.tail(batch.inputs), batch.targets, batch.mask)
 
     def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:

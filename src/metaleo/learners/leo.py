@@ -18,21 +18,21 @@ from metaleo.tasks.task import Batch, Task
 
 
 class LEO(Learner):
-    """Encode the support set to codes, descend on the codes, decode, fine-tune the weights.
+    """Encode the support set to codes, take gradient steps on the codes, decode them, fine-tune the decoded weights.
 
-    A code per class, each for the weights of its class, or one code for all parameters of any network: `network` says.
-    The paper's ablations (Table 2) are switches: no latent steps, no fine-tuning, not `stochastic`, `random_prior`.
+    The `network` decides whether each class has a code for its own weights, or one code stands for all parameters.
+    Options give the paper's ablations (Table 2): no latent steps, no fine-tuning, not `stochastic`, `random_prior`.
 
     Args (of `LEO.init`):
-        key, network: For the initial weights; what is generated, by default `linear_network(dim)` of the paper.
-        latent, widths: Numbers of a code; units of hidden layers in encoder and decoder, which are linear without any.
+        key, network: Random key for the initial weights; the network to generate, `linear_network(dim)` in the paper.
+        latent, widths: Size of a code; units of each hidden layer of encoder and decoder, which are linear without any.
         latent_steps, finetune_steps: Gradient steps on codes, then on weights.
-        latent_step_size, finetune_step_size: Where the learned step sizes start.
-        from_start, random_prior: Decode departures from `network.start`; draw codes from N(0, 1), without an encoder.
-        stochastic, official: Draw codes and weights in training; scales and KL exactly as in the authors' code.
-        samples, max_grad_norm: Solutions of a training task, scored jointly; the most of an inner gradient's norm.
+        latent_step_size, finetune_step_size: Initial values of the learned step sizes.
+        from_start, random_prior: Decode offsets from `network.start`; draw codes from N(0, 1), without an encoder.
+        stochastic, official: Sample codes and weights in training; scales and KL exactly as in the authors' code.
+        samples, max_grad_norm: Solutions sampled per training task, scored jointly; maximum norm of an inner gradient.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import LEO, labelled, linear_network
         >>> leo = LEO.init(jax.random.key(0), linear_network(2), latent=4)  # untrained; `meta_train` trains it
@@ -72,7 +72,7 @@ class LEO(Learner):
         return self.adapt_with(support, None if key is None else draw_noise(self, support, hyper, key))
 
     def adapt_with(self, support: Batch, noise: Noise | None) -> Adaptation:
-        """Algorithm 1, lines 7-13, then fine-tuning, with the randomness given."""
+        """Algorithm 1, lines 7-13, then fine-tuning, with the random draws in `noise`."""
         self.network.check(support)
         noise = noise or Noise()
         codes = self.encode(support, noise)
@@ -86,7 +86,7 @@ class LEO(Learner):
         return Adaptation(head, Trace(codes, code, adapted, decoded, losses))
 
     def encode(self, support: Batch, noise: Noise) -> Gaussian:
-        """q(z_n | D_n) for every class n (Eq. 3), or q(z | D) where one code stands for the task."""
+        """q(z_n | D_n) for every class n (Eq. 3), or q(z | D) if one code stands for the task."""
         if self.encoder is None or self.relation is None:
             return Gaussian.standard((self.network.codes(support), len(self.latent_step_size)), support.inputs.dtype)
         inputs = apply_dropout(support.inputs, noise.encoder_mask, noise.keep_prob)
@@ -119,7 +119,7 @@ class LEO(Learner):
         return descend_weights(self.network, weights, *steps, support, *dropout, max_grad_norm=self.max_grad_norm)
 
     def meta_loss(self, task: Task, hyper: HyperParams, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
-        """Eq. 6. Of several samples the query losses are joined by `mixture_loss`, and all else is averaged."""
+        """Eq. 6. With several samples, `mixture_loss` joins their query losses; all other terms are averaged."""
 
         def with_key(key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
             noise = None if key is None else draw_noise(self, task.support, hyper, key)
@@ -135,7 +135,7 @@ class LEO(Learner):
         return joined + jnp.mean(losses - infos["query_loss"]), jax.tree.map(jnp.mean, infos) | {"query_loss": joined}
 
     def penalties(self, trace: Trace, hyper: HyperParams, noise: Noise | None) -> tuple[Float[Array, ""], Metrics]:
-        """β KL(q(z | D) ‖ p(z)) + γ |stopgrad(z′) - z|² (Eq. 6): they shape the encoder, and evaluation has none."""
+        """β KL(q(z | D) ‖ p(z)) + γ |stopgrad(z′) - z|² (Eq. 6): shapes the encoder; omitted in evaluation."""
         info, codes = {}, trace.code_distribution
         if noise is not None:
             info["encoder_penalty"] = encoder_penalty(trace.code, trace.adapted_code)

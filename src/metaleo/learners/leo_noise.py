@@ -1,4 +1,4 @@
-"""What LEO draws before it adapts to a task (`Noise`), and what it leaves behind on its way (`Trace`)."""
+"""The random draws of a LEO adaptation (`Noise`), and its intermediate results (`Trace`)."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ Losses = Float[Array, " step"]
 
 
 class Noise(eqx.Module):
-    """All the randomness of one adaptation, drawn at once; everything after it is deterministic.
+    """All random draws of one adaptation, made in advance; the adaptation itself is deterministic.
 
-    What is None is not random: codes and weights are then the means, and nothing is dropped.
+    A field that is None adds no randomness: codes and weights are then the means, and there is no dropout.
     """
 
     code: Codes | None = None
-    weights: Float[Array, "decodings code size"] | None = None  # a fresh draw per latent step, and one after the last
+    weights: Float[Array, "decodings code size"] | None = None  # one draw per latent step, and one after the last
     encoder_mask: Bool[Array, "example dim"] | None = None
     latent_masks: Bool[Array, "latent_steps example dim"] | None = None
     finetune_masks: Bool[Array, "finetune_steps example dim"] | None = None
@@ -31,7 +31,7 @@ class Noise(eqx.Module):
 
 
 class Trace(eqx.Module):
-    """The path of one adaptation, from the support set to the final weights."""
+    """Intermediate results of one adaptation."""
 
     code_distribution: Gaussian
     code: Codes
@@ -41,7 +41,7 @@ class Trace(eqx.Module):
 
 
 def draw_noise(leo: Any, support: Batch, hyper: HyperParams | None, key: PRNGKeyArray) -> Noise:
-    """One draw of codes, weights and dropout for a `LEO`; without hyper-parameters nothing is dropped."""
+    """Draw the noise on codes and weights and the dropout masks for a `LEO`; without `hyper` there is no dropout."""
     latent, codes, dtype = len(leo.latent_step_size), leo.network.codes(support), support.inputs.dtype
     noise = Noise()
     if leo.stochastic:

@@ -1,4 +1,4 @@
-"""Learners that solve for the weights of a linear head: few examples make it a small problem."""
+"""Learners that solve for the weights of a linear head, which is a small problem with few examples."""
 
 import math
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from metaleo.nn.heads import Embedding, LinearHead
 from metaleo.tasks.task import Batch, Task
 
 BLOCK = 16
-"""Rows eliminated together in a system that has more of them."""
+"""Rows eliminated together in a larger system."""
 
 
 def solve(matrix: Float[Array, "size size"], right: Float[Array, "size column"]) -> Float[Array, "size column"]:
     """Solve with a positive definite matrix, about as accurately as Cholesky's method.
 
-    In XLA's own operations. LAPACK's, which `jax.scipy` calls on a CPU, share out a batch among XLA's threads and
-    wait for them: called by as many devices or Python threads as there are cores, all wait for ever.
+    It uses XLA's own operations only. On a CPU, `jax.scipy` calls LAPACK, which splits a batch among XLA's threads and
+    waits for them: if as many devices or Python threads as there are cores call it at once, they deadlock.
     """
 
     def refined(_, b: Float[Array, "size column"]) -> Float[Array, "size column"]:
@@ -29,12 +29,12 @@ def solve(matrix: Float[Array, "size size"], right: Float[Array, "size column"])
         x = inverse @ b
         return x + inverse @ (b - matrix @ x)
 
-    with jax.default_matmul_precision("highest"):  # GPUs would round to 10 bits
+    with jax.default_matmul_precision("highest"):  # by default, GPUs round to 10 bits
         return jax.lax.custom_linear_solve(lambda x: matrix @ x, right, refined, symmetric=True)
 
 
 def invert(matrix: Float[Array, "size size"]) -> Float[Array, "size size"]:
-    """The inverse of a positive definite matrix, by Gauss-Jordan elimination: of its rows, or of blocks of them."""
+    """The inverse of a positive definite matrix, by Gauss-Jordan elimination of rows, or of blocks of rows."""
     size = len(matrix)
     if size <= BLOCK:
         return eliminate(matrix, 1, jnp.reciprocal)
@@ -45,7 +45,7 @@ def invert(matrix: Float[Array, "size size"]) -> Float[Array, "size size"]:
 def eliminate(
     matrix: Float[Array, "size size"], width: int, invert_pivot: Callable[[Array], Array]
 ) -> Float[Array, "size size"]:
-    """The inverse, `width` rows at a time; positive definite pivots need no exchange of rows."""
+    """The inverse, by eliminating `width` rows at a time; positive definite pivots need no exchange of rows."""
     cut, paste = jax.lax.dynamic_slice_in_dim, jax.lax.dynamic_update_slice_in_dim
 
     def turn(number: Int[Array, ""], matrix: Array) -> Array:
@@ -60,18 +60,18 @@ def eliminate(
 
 
 def present(rows: Float[Array, "example dim"], support: Batch) -> Float[Array, "example dim"]:
-    """Zero rows for padding: a linear head made of rows then has nothing of it, whatever its share would be."""
+    """Set padding rows to zero, so that they contribute nothing to a linear head computed from the rows."""
     return rows * support.mask[:, None].astype(rows.dtype)
 
 
 class LogisticRegression(Learner):
-    """min_W Σ_i cross-entropy(W x_i, y_i) + |W|²/2C, without intercept: nothing is learned from other tasks.
+    """min_W Σ_i cross-entropy(W x_i, y_i) + |W|²/2C, without intercept. It learns nothing from other tasks.
 
-    Args:
-        C: Inverse of the regularisation, as in scikit-learn.
-        num_steps: Steps of Newton's method. Fifty features of length one need 8 for C = 1, and up to 18 for C = 100.
+    Attributes:
+        C: Inverse regularisation strength, as in scikit-learn.
+        num_steps: Newton steps. Fifty feature vectors of length one need 8 for C = 1, and up to 18 for C = 100.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import LogisticRegression, labelled
         >>> learner = LogisticRegression(C=1.0)
@@ -83,7 +83,7 @@ class LogisticRegression(Learner):
     num_steps: int = eqx.field(static=True, default=20)
 
     def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
-        """W = C AᵀX, where A = Y - softmax(X Wᵀ); found in A, with as many rows as there are examples."""
+        """W = C AᵀX, where A = Y - softmax(X Wᵀ). Solves for A, which has one row per example."""
         del hyper, key
         inputs = present(support.inputs, support)
         products = self.C * inputs @ inputs.T
@@ -103,18 +103,18 @@ def newton_step(
     products: Float[Array, "example example"],
     targets: Float[Array, "example way"],
 ) -> Float[Array, "example way"]:
-    """A step towards A = Y - P, where P = softmax(K A).
+    """A damped Newton step towards A = Y - P, where P = softmax(K A).
 
-    Newton's is to (I + H K) A′ = H K A + Y - P, where H = diag(p) - p pᵀ for each example. But for p pᵀ the classes
-    would be apart; it has rank one, so one more system in the examples joins them (Rasmussen and Williams 2006,
-    Algorithm 3.3), and none is as large as examples × classes.
+    The full step solves (I + H K) A′ = H K A + Y - P, where H = diag(p) - p pᵀ for each example. Without p pᵀ the
+    classes would decouple. It has rank one, so one more system with a row per example couples them (Rasmussen and
+    Williams 2006, Algorithm 3.3), and no system is as large as examples × classes.
     """
     logits = products @ dual
     p = jax.nn.softmax(logits)
     right = p * (logits - jnp.sum(p * logits, axis=1, keepdims=True)) + targets - p
 
     def one_class(root: Float[Array, " example"]) -> Float[Array, "example example"]:
-        """(K + diag(p)⁻¹)⁻¹, from √p so that p may be zero."""
+        """(K + diag(p)⁻¹)⁻¹, written with √p so that p may be zero."""
         scaled = jnp.eye(len(root), dtype=root.dtype) + root[:, None] * products * root[None, :]
         return root[:, None] * solve(scaled, jnp.diag(root))
 
@@ -122,8 +122,8 @@ def newton_step(
     moved = jnp.einsum("nij,jn->in", each, products @ right)
     shared = solve(each.sum(0), moved.sum(1, keepdims=True))
     step = right - moved + jnp.einsum("nij,j->in", each, shared[:, 0]) - dual
-    # A full step may overshoot. log(1 + d)/d of it never does, where d is the most that it moves two logits of an
-    # example apart (Bach 2010, self-concordance); near the end that is all of it.
+    # A full step may overshoot. The fraction log(1 + d)/d of it never does, where d is the largest change in the
+    # difference of two logits of an example (Bach 2010, self-concordance). Near the solution the fraction tends to 1.
     apart_by = jnp.maximum(jnp.ptp(products @ step, axis=1).max(), 1e-12)
     return dual + jnp.log1p(apart_by) / apart_by * step
 
@@ -131,15 +131,15 @@ def newton_step(
 class RidgeRegression(Learner):
     """min_W |Z W - Y|² + λ|W|² on embedded examples Z, then logits s x W (R2-D2, Bertinetto et al. 2019).
 
-    Their constant added to all logits is left out: softmax does not see it.
+    The constant that they add to all logits is omitted: softmax does not depend on it.
 
     Args (of `RidgeRegression.init`):
-        key: Not used; all learners of a run are made from one.
+        key: Not used; accepted for consistency with other learners.
         dim: Numbers per example.
-        regulariser: Where the learned λ starts.
-        sharpness: Where the learned s starts.
+        regulariser: Initial value of the learned λ.
+        sharpness: Initial value of the learned s.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import RidgeRegression, labelled
         >>> learner = RidgeRegression.init(jax.random.key(0), dim=2)
@@ -159,7 +159,7 @@ class RidgeRegression(Learner):
         return cls(Embedding.init(dim), jnp.full((), math.log(regulariser)), jnp.full((), math.log(sharpness)))
 
     def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
-        """W = Zᵀ(Z Zᵀ + λ)⁻¹ Y: a system in the examples, not in the features."""
+        """W = Zᵀ(Z Zᵀ + λ)⁻¹ Y: a system with a row per example, not per feature."""
         embedded = present(self.embedding(dropout_inputs(support, hyper, key)), support)
         regulariser = jnp.exp(self.log_regulariser) * jnp.eye(len(embedded), dtype=embedded.dtype)
         dual = solve(embedded @ embedded.T + regulariser, support.targets)

@@ -1,4 +1,4 @@
-"""MAML, first-order MAML, Meta-SGD and Reptile, on the same networks as LEO: descent from a learned start."""
+"""MAML, first-order MAML, Meta-SGD and Reptile, on the same networks as LEO: gradient descent from a learned start."""
 
 import equinox as eqx
 import jax
@@ -13,15 +13,15 @@ from metaleo.tasks.task import Batch, Task
 
 
 def rows_of(network: Network, way: int) -> Float[Array, "row size"]:
-    """The network's own parameters: for each class, or once where θ is one for all.
+    """The network's initial parameters: one row per class, or a single row if there is one θ per task.
 
-    For the linear head they are zero: softmax regression is convex, so that is as good a start as any.
+    For the linear head they are zero: softmax regression is convex, so zero is as good a start as any.
     """
     return jnp.tile(jnp.asarray(network.start, float), (way if network.per_class else 1, 1))
 
 
 def rows_for(rows: Float[Array, "trained size"], codes: int) -> Float[Array, "code size"]:
-    """A learned row per class; for another number of classes than in training, the mean row for each."""
+    """The learned row of each class; if the number of classes differs from training, the mean row for each."""
     return rows if len(rows) == codes else jnp.broadcast_to(rows.mean(0), (codes, rows.shape[1]))
 
 
@@ -36,7 +36,7 @@ def descend_from(
     first_order: bool = False,
     max_grad_norm: float | None = None,
 ) -> Adaptation:
-    """Descent from learned rows, with fresh dropout at every step of training."""
+    """Gradient descent from learned rows, with fresh dropout at every step in training."""
     network.check(support)
     keep_prob, dropout = 1.0, None
     if key is not None and hyper is not None and network.dropout:
@@ -60,17 +60,17 @@ class Descent(eqx.Module):
 
 
 class MAML(Learner):
-    """A learned start, one fixed step size (Finn et al. 2017).
+    """A learned start and one fixed step size (Finn et al. 2017).
 
     Args (of `MAML.init`):
-        network: What is descended on.
-        way: Classes of a training task; a row of weights is learned for each.
-        step_size: Of every gradient step.
+        network: The network to adapt.
+        way: Classes per training task; a row of weights is learned for each.
+        step_size: Step size of every gradient step.
         num_steps: Gradient steps.
         first_order: Ignore second derivatives (FOMAML).
-        max_grad_norm: The most of an inner gradient's norm.
+        max_grad_norm: Maximum norm of an inner gradient.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import MAML, labelled, linear_network
         >>> learner = MAML.init(linear_network(2), way=2)
@@ -110,13 +110,13 @@ class MetaSGD(Learner):
     """A learned start and a learned step size for every weight (Li et al. 2017).
 
     Args (of `MetaSGD.init`):
-        network: What is descended on.
-        way: Classes of a training task; a row of weights is learned for each.
-        step_size: Where the learned step sizes start.
+        network: The network to adapt.
+        way: Classes per training task; a row of weights is learned for each.
+        step_size: Initial value of the learned step sizes.
         num_steps: Gradient steps.
-        max_grad_norm: The most of an inner gradient's norm.
+        max_grad_norm: Maximum norm of an inner gradient.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import MetaSGD, labelled, linear_network
         >>> learner = MetaSGD.init(linear_network(2), way=2)
@@ -154,16 +154,16 @@ class MetaSGD(Learner):
 
 
 class Reptile(Learner):
-    """A learned start that follows where descent leads, one fixed step size (Nichol et al. 2018).
+    """A learned start that moves towards the adapted weights, and one fixed step size (Nichol et al. 2018).
 
     Args (of `Reptile.init`):
-        network: What is descended on.
-        way: Classes of a training task; a row of weights is learned for each.
-        step_size: Of every gradient step.
+        network: The network to adapt.
+        way: Classes per training task; a row of weights is learned for each.
+        step_size: Step size of every gradient step.
         num_steps: Gradient steps.
-        max_grad_norm: The most of an inner gradient's norm.
+        max_grad_norm: Maximum norm of an inner gradient.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import Reptile, labelled, linear_network
         >>> learner = Reptile.init(linear_network(2), way=2)
@@ -194,9 +194,9 @@ class Reptile(Learner):
         return descend_from(self.network, self.start, *steps, support, hyper, key, max_grad_norm=self.max_grad_norm)
 
     def meta_loss(self, task: Task, hyper: HyperParams, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
-        """½|θ - stopgrad(θ′)|², whose gradient θ - θ′ is Reptile's direction; θ′ fits support and query alike.
+        """½|θ - stopgrad(θ′)|², whose gradient θ - θ′ is Reptile's direction; θ′ is adapted to support and query set.
 
-        The diagnostics are those of adapting to the support set alone, as for every learner.
+        The metrics come from adapting to the support set alone, as for every learner.
         """
         pull_key, report_key = (None, None) if key is None else jax.random.split(key)
         _, info = super().meta_loss(task, hyper, report_key)

@@ -1,4 +1,4 @@
-"""Learners that compare with examples instead of descending."""
+"""Learners that compare inputs with the support set instead of taking gradient steps."""
 
 import dataclasses
 import math
@@ -24,12 +24,12 @@ from metaleo.tasks.task import Batch, Task, normalise
 
 
 class NearestCentroid(Learner):
-    """Cosine to each class's mean, times a fixed sharpness: nothing is learned. The floor for everything else.
+    """Cosine to each class's mean, times a fixed sharpness. Nothing is learned: a baseline for all other learners.
 
-    Args:
-        sharpness: What cosines are multiplied with.
+    Attributes:
+        sharpness: Factor on the cosines.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import NearestCentroid, labelled
         >>> learner = NearestCentroid()
@@ -50,14 +50,14 @@ class NearestCentroid(Learner):
 
 
 class CL2N(Learner):
-    """Nearest centroid of features centred on the training mean, then normalised (SimpleShot, Wang et al. 2019).
+    """Nearest centroid on features centred on the training mean, then normalised (SimpleShot, Wang et al. 2019).
 
     Args (of `CL2N.init`):
-        key: Not used; all learners of a run are made from one.
+        key: Not used; accepted for consistency with other learners.
         dim: Numbers per example.
-        sharpness: What squared distances are multiplied with.
+        sharpness: Factor on the squared distances.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import CL2N, labelled
         >>> learner = CL2N.init(jax.random.key(0), dim=2)
@@ -71,7 +71,7 @@ class CL2N(Learner):
     @classmethod
     def init(cls, key: PRNGKeyArray, dim: int, *, sharpness: float = 5.0) -> "CL2N":
         del key
-        return cls(jnp.zeros(dim), sharpness)  # -5|u - c|² rises like the 10 cos of `NearestCentroid`
+        return cls(jnp.zeros(dim), sharpness)  # -5|u - c|² grows like the 10 cos of `NearestCentroid`
 
     def with_feature_mean(self, mean: Float[Array, " dim"]) -> "CL2N":
         return dataclasses.replace(self, centre=mean)
@@ -86,14 +86,16 @@ class CL2N(Learner):
 
 
 class PrototypicalNet(Learner):
-    """-s|E x - c_n|², c_n the mean of a class's embedded examples (Snell et al. 2017): affine in x.
+    """-s|E x - c_n|², where c_n is the mean of a class's embedded examples (Snell et al. 2017).
+
+    The term -s|E x|², which all classes share, is omitted, so logits are affine in x.
 
     Args (of `PrototypicalNet.init`):
-        key: Not used; all learners of a run are made from one.
+        key: Not used; accepted for consistency with other learners.
         dim: Numbers per example.
-        sharpness: Where the learned s starts.
+        sharpness: Initial value of the learned s.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import PrototypicalNet, labelled
         >>> learner = PrototypicalNet.init(jax.random.key(0), dim=2)
@@ -119,16 +121,16 @@ class PrototypicalNet(Learner):
 
 
 class MatchingNet(Learner):
-    """Attention to each example by cosine, which votes for its class (Vinyals et al. 2016).
+    """Attention to the support examples by cosine; each example votes for its class (Vinyals et al. 2016).
 
-    Without their full context embeddings: an example's embedding does not depend on the others.
+    This omits their full context embeddings: an example's embedding does not depend on the others.
 
     Args (of `MatchingNet.init`):
-        key: Not used; all learners of a run are made from one.
+        key: Not used; accepted for consistency with other learners.
         dim: Numbers per example.
-        sharpness: Where the learned factor on cosines starts.
+        sharpness: Initial value of the learned factor on cosines.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import MatchingNet, labelled
         >>> learner = MatchingNet.init(jax.random.key(0), dim=2)
@@ -156,16 +158,16 @@ class MatchingNet(Learner):
 class RelationNetLearner(Learner):
     """A learned comparison of an input with the mean of a class's embedded examples (Sung et al. 2018).
 
-    Trained with the cross-entropy of a softmax over classes, where they use squared errors of sigmoids: so that
-    its likelihoods mean what those of the others mean.
+    The loss is the cross-entropy of a softmax over classes, instead of their squared errors of sigmoids, so that
+    likelihoods are comparable with those of other learners.
 
     Args (of `RelationNetLearner.init`):
-        key: Of the initial weights.
+        key: Random key for the initial weights.
         dim: Numbers per example.
-        hidden: Units of the hidden layers.
-        sharpness: Where the learned factor on scores starts.
+        hidden: Units of each hidden layer.
+        sharpness: Initial value of the learned factor on scores.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import RelationNetLearner, labelled
         >>> learner = RelationNetLearner.init(jax.random.key(0), dim=2)

@@ -1,4 +1,4 @@
-"""Learners by name, and what each is made of.
+"""Learners by name, and the settings that define each.
 
 A new learner needs a case in `Structure.init` and its name in `LEARNERS`.
 """
@@ -26,7 +26,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "leo-generator-finetuned": {"latent_steps": 0},
     "leo-generator": {"latent_steps": 0, "finetune_steps": 0},
 }
-"""LEO and the paper's ablations of it (Table 2): what each switches."""
+"""LEO and its ablations in the paper (Table 2), with the options that each changes."""
 LEARNERS = (
     *ABLATIONS,
     "maml",
@@ -42,70 +42,70 @@ LEARNERS = (
     "logistic-regression",
 )
 NETWORK_LEARNERS = (*ABLATIONS, "maml", "fomaml", "meta-sgd", "reptile")
-"""Learners that generate or descend on the parameters of any network."""
+"""Learners that generate or adapt the parameters of any network."""
 UNTRAINED = ("nearest-centroid", "cl2n", "logistic-regression")
 """Learners with nothing to meta-train."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """What a learner is, apart from what it has learned. Static: a change compiles anew."""
+    """Settings that define a learner, without what it has learned. Static: a change triggers recompilation."""
 
     learner: str = "leo"
     dim: int = 640
     """Numbers per feature vector."""
     way: int = 5
-    """Classes of a training task; MAML and Meta-SGD keep a row of weights for each."""
+    """Classes per training task; MAML and Meta-SGD learn a row of weights for each."""
     latent: int = 64
     """Size of a code (n_z)."""
     latent_steps: int = 5
     """Gradient steps on the codes."""
     finetune_steps: int = 5
-    """Gradient steps on the weights: LEO's last ones, all of MAML's and Meta-SGD's."""
+    """Gradient steps on the weights: LEO's fine-tuning steps, all steps of MAML and Meta-SGD."""
     latent_step_size: float | Float[Array, "*runs"] = 1.0
-    """Where the learned step sizes for codes start."""
+    """Initial value of the learned step sizes for codes."""
     finetune_step_size: float | Float[Array, "*runs"] = 0.001
-    """Where the learned step sizes for weights start; for MAML the step size itself."""
+    """Initial value of the learned step sizes for weights; for MAML, the step size itself."""
     official: bool = False
-    """LEO's scales and KL estimate exactly as in the authors' code."""
+    """Whether LEO uses scales and KL estimate exactly as in the authors' code."""
     network: str = "linear"
-    """f_θ, what is generated or descended on: linear, mlp or gru."""
+    """The network f_θ that is generated or adapted: linear, mlp or gru."""
     hidden: int = 40
     """Units of each hidden layer of an mlp, or of the state of a gru."""
     layers: int = 3
     """Layers of an mlp."""
     channels: int = 3
-    """Numbers that a gru reads at a time."""
+    """Numbers that a gru reads per time step."""
     codes: Literal["class", "task"] = "class"
-    """A code, and a network, for each class; or one for the task, whose targets the encoder sees too."""
+    """One code and one network per class; or one for the whole task, where the encoder also sees the targets."""
     noise: float | None = None
-    """Standard deviation of the noise on real targets; none where targets are classes."""
+    """Standard deviation of the noise on real-valued targets; None if targets are classes."""
     width: int = 0
-    """Units of the two hidden layers of LEO's encoder and decoder; 0: both are linear."""
+    """Units of each of the two hidden layers in LEO's encoder and decoder; 0 makes both linear."""
     from_start: bool = False
-    """LEO adds what it decodes to learned parameters."""
+    """Whether LEO adds the decoded parameters to a learned start."""
     max_grad_norm: float | None = None
-    """On the length of each inner gradient, where network or decoder are not linear."""
+    """Maximum norm of each inner gradient; useful if network or decoder are not linear."""
     samples: int = 1
-    """Solutions of a training task that LEO samples and is judged on together."""
+    """Solutions that LEO samples per training task and scores jointly."""
     tail: Sizes | None = None
-    """Of the backbone's last stage where it is learned too: height, width, channels in and out. It takes rows as
-    they are; all other learners take them normalised."""
+    """Sizes of the backbone's last stage, if it is learned too: height, width, channels in and out. Its rows are not
+    normalised (see `normalised`)."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Structure":
-        """From a file's header, also of version 0.1, where `max_grad_norm` was called `limit`."""
+        """From the header of a file; files of version 0.1 call `max_grad_norm` `limit`."""
         values = {"max_grad_norm" if name == "limit" else name: value for name, value in values.items()}
         tail = values.get("tail")
         return cls(**{**values, "tail": tuple(tail) if tail else None})
 
     @property
     def normalised(self) -> bool:
-        """Whether the learner takes rows at length one."""
+        """Whether the learner takes rows scaled to length one."""
         return self.tail is None and self.network != "gru" and self.noise is None
 
     def generated(self) -> Network:
-        """f_θ."""
+        """The network f_θ."""
         if self.noise is not None and self.codes == "class":
             raise BadInput("a code per class needs classes; functions have one code (codes=task)")
         targets = None if self.codes == "class" else self.way if self.noise is None else 1
@@ -113,7 +113,7 @@ class Structure:
                      targets=targets, noise=self.noise)  # fmt: skip
 
     def init(self, key: PRNGKeyArray) -> Learner:
-        """A fresh learner."""
+        """A new, untrained learner."""
         if self.learner not in NETWORK_LEARNERS and (self.network, self.codes) != ("linear", "class"):
             raise BadInput(f"{self.learner} has no network to choose; {', '.join(NETWORK_LEARNERS)} do")
         if self.tail is not None:
@@ -162,5 +162,5 @@ class Structure:
         raise BadInput(f"unknown learner {self.learner!r}; known are {', '.join(LEARNERS)}")
 
     def blank(self) -> Learner:
-        """A learner whose leaves are shapes only, to be filled from a file."""
+        """A learner with shapes in place of arrays, to be filled from a file."""
         return jax.eval_shape(self.init, jax.random.key(0))

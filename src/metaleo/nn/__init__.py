@@ -1,1 +1,1 @@
-"""The networks of LEO: encoder, relation net and decoder; and the heads that they generate."""
+"""The networks of LEO (encoder, relation net and decoder), and the heads that learners produce."""

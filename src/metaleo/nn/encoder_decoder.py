@@ -1,4 +1,4 @@
-"""A support set to its codes (Eq. 3), and a code to the parameters that it stands for (Eq. 4).
+"""Networks that map a support set to codes (Eq. 3), and a code to parameters (Eq. 4).
 
 encoder g_φe: one example → its hidden code; relation net g_φr: every ordered pair of examples → one Gaussian code per
 class; decoder g_φd: a code → a Gaussian over parameters.
@@ -26,34 +26,34 @@ class Gaussian(eqx.Module):
 
     @classmethod
     def standard(cls, shape: tuple[int, ...], dtype: jnp.dtype) -> "Gaussian":
-        """N(0, 1) in every number."""
+        """N(0, 1) for every entry."""
         return cls(jnp.zeros(shape, dtype), jnp.ones(shape, dtype))
 
     def sample(self, noise: Float[Array, "*shape"] | None) -> Float[Array, "*shape"]:
-        """mean + scale ∘ noise, the noise being standard normal; without noise, the mean."""
+        """mean + scale ∘ noise, for standard normal noise; without noise, the mean."""
         return self.mean if noise is None else self.mean + self.scale * noise
 
     def kl_to_standard(self) -> Float[Array, ""]:
-        """KL(N(μ, σ²) ‖ N(0, 1)) = (σ² + μ² - 1)/2 - log σ, the mean over entries (the second term of Eq. 6)."""
+        """KL(N(μ, σ²) ‖ N(0, 1)) = (σ² + μ² - 1)/2 - log σ, averaged over entries (the second term of Eq. 6)."""
         return jnp.mean((self.scale**2 + self.mean**2 - 1) / 2 - jnp.log(self.scale))
 
     def sampled_kl_to_standard(self, noise: Float[Array, "*shape"]) -> Float[Array, ""]:
         """The authors' one-sample estimate of the same: log N(z; μ, σ²) - log N(z; 0, 1) at z = μ + σ ∘ noise.
 
-        Written in the noise itself: (z - μ)/σ would be rounding error alone where σ is 1e-10.
+        It uses the noise itself, because (z - μ)/σ would be pure rounding error where σ is 1e-10.
         """
         return jnp.mean((self.sample(noise) ** 2 - noise**2) / 2 - jnp.log(self.scale))
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How a standard deviation σ is read off a network's output; `initial` is its value where that is 0.
+    """Maps the raw output of a network to a standard deviation σ; `initial` is the value of σ at raw output 0.
 
-    σ = initial · log₂(1 + exp(raw)) is positive, has a gradient everywhere, and is never steeper than linear. An
-    exponential would do for small steps, but a latent step that lengthens a code multiplies σ, which lengthens the
-    next step: at high learning rates one meta-gradient in forty overflowed.
+    σ = initial · log₂(1 + exp(raw)) is positive, has a gradient everywhere, and grows at most linearly. An exponential
+    would work for small steps, but a latent step that lengthens a code multiplies σ, which lengthens the next step: at
+    high learning rates one meta-gradient in forty overflowed.
 
-    `official`: σ = max(exp(raw) - (1 - initial), 1e-10), as the authors' code has it: flat, so without gradient, below.
+    `official`: σ = max(exp(raw) - (1 - initial), 1e-10), as in the authors' code; at the lower bound the gradient is 0.
     """
 
     official: bool
@@ -66,12 +66,12 @@ class Scale:
 
 
 def code_scale(official: bool) -> Scale:
-    """σ of a code where the relation net says 0. The authors' code starts at 0, where the KL term is infinite."""
+    """The scale of codes: σ = 0.1 where the relation net outputs 0. The authors use 0: an infinite KL term."""
     return Scale(official, 0.0 if official else 0.1)
 
 
 def weights_scale(official: bool, codes: int, size: int) -> Scale:
-    """σ of weights where the decoder says 0, as Glorot's for a matrix of this shape."""
+    """The scale of weights: where the decoder outputs 0, σ is Glorot's for a matrix of this shape."""
     return Scale(official, math.sqrt(2 / (codes + size)))
 
 
@@ -91,24 +91,24 @@ class Encoder(eqx.Module):
 
 
 def layers(key: PRNGKeyArray, sizes: tuple[int, ...]) -> list[Float[Array, "_ _"]]:
-    """Matrices from each size to the next."""
+    """Weight matrices from each size to the next."""
     keys = [key] if len(sizes) == 2 else jax.random.split(key, len(sizes) - 1)
     return [glorot_uniform()(one, shape) for one, shape in zip(keys, itertools.pairwise(sizes), strict=True)]
 
 
 def through(hidden: tuple[Float[Array, "_ _"], ...], values: Float[Array, "*batch _"]) -> Float[Array, "*batch _"]:
-    """ReLU layers without biases."""
+    """Apply ReLU layers without biases."""
     for weight in hidden:
         values = jax.nn.relu(values @ weight)
     return values
 
 
 PAIRS_AT_ONCE = 2**16
-"""All pairs of many examples would fill the memory."""
+"""Pairs processed at a time; all pairs of many examples would fill the memory."""
 
 
 class RelationNet(eqx.Module):
-    """An MLP without biases over all (NK)² pairs, ReLU between its layers and none after the last (Eq. 3)."""
+    """An MLP without biases over all (NK)² pairs, with ReLU between layers and none after the last (Eq. 3)."""
 
     first: Float[Array, "pair hidden"]
     middle: Float[Array, "hidden hidden"]
@@ -124,10 +124,10 @@ class RelationNet(eqx.Module):
     ) -> Float[Array, "codes out"]:
         """(1/NK²) Σ_k Σ_m Σ_k′ g([h_nk, h_mk′]) for each class n: the mean over pairs whose first element is in n.
 
-        Not `per_class`, there is one code for the task, from the mean over all pairs.
+        Without `per_class` there is one code for the task, from the mean over all pairs.
 
-        Two rearrangements save most of the work and change no number: the first layer acts on the two halves of
-        a pair separately, and the mean over pairs is taken before the last layer, which is linear.
+        Two rearrangements save most of the work without changing the result: the first layer acts on the two halves
+        of a pair separately, and the mean over pairs is taken before the last layer, which is linear.
         """
         left, right = hidden_codes @ self.first.reshape(2, hidden_codes.shape[1], -1)
         partners = support.weights()
@@ -143,14 +143,14 @@ class RelationNet(eqx.Module):
         return self.first_elements(support, per_class) @ means @ self.last
 
     def first_elements(self, support: Batch, per_class: bool) -> Float[Array, "codes example"]:
-        """What each example counts, as the first of a pair, in the mean of each code."""
+        """The weight of each example, as the first of a pair, in the mean of each code."""
         return support.class_weights() if per_class else support.weights()[None, :]
 
 
 class Decoder(eqx.Module):
-    """mean = z M and raw scale = z S, linear and without bias (Eq. 4). Rows are latent dimensions.
+    """mean = z M and raw scale = z S, linear and without bias (Eq. 4). Rows of M and S are latent dimensions.
 
-    With hidden layers (Appendix A.2) z is what they make of the code. With a `start`, the mean is a departure from it.
+    With hidden layers (Appendix A.2), z is their output for the code. With a `start`, z M is added to it.
     """
 
     to_mean: Float[Array, "width size"]
@@ -183,7 +183,7 @@ class Decoder(eqx.Module):
     def __call__(
         self, code: Float[Array, "code latent"]
     ) -> tuple[Float[Array, "code size"], Float[Array, "code size"]]:
-        """Mean and raw scale."""
+        """The mean and raw scale of the parameters."""
         features = through(self.hidden, code)
         mean = features @ self.to_mean
         return mean if self.start is None else self.start[None, :] + mean, features @ self.to_raw_scale

@@ -1,6 +1,7 @@
-"""What a task's solution is: f_θ, a classifier or another function of one input (Section 2.3.5).
+"""Heads and networks: f_θ, a classifier or another function of one input (Section 2.3.5).
 
-A `Head` is called on one input. A `Network` says which f_θ is generated or descended on, and which loss it has.
+A `Head` is the solution of a task and is called on one input. A `Network` defines which f_θ is generated or adapted,
+and its loss.
 """
 
 import abc
@@ -22,7 +23,7 @@ from metaleo.tasks.task import Batch, normalise
 
 
 class Embedding(eqx.Module):
-    """E x = x + x D, linear and without bias: the features themselves at first, and what is learned is D."""
+    """E x = x + x D, linear and without bias. D is learned and starts at zero, so E starts as the identity."""
 
     departure: Float[Array, "dim dim"]
 
@@ -34,12 +35,12 @@ class Embedding(eqx.Module):
         return inputs + inputs @ self.departure
 
     def transpose(self, weights: Float[Array, "way dim"]) -> Float[Array, "way dim"]:
-        """Eᵀ w, for which (Eᵀ w)·x = w·(E x): a head on embedded inputs becomes one on inputs."""
+        """Eᵀ w, for which (Eᵀ w)·x = w·(E x): turns a head on embedded inputs into one on inputs."""
         return weights + weights @ self.departure.T
 
 
 class Head(eqx.Module):
-    """What a task's solution is called on: ONE input. A classifier returns logits."""
+    """The solution of a task: a function of ONE input. A classifier returns logits."""
 
     @abc.abstractmethod
     def __call__(self, x: Float[Array, "*input"]) -> Float[Array, "*output"]: ...
@@ -48,10 +49,10 @@ class Head(eqx.Module):
 class LinearHead(Head):
     """An N-way softmax classifier: one row of weights per class, no bias.
 
-    Args:
-        weights: A row per class.
+    Attributes:
+        weights: One row per class.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from metaleo import LinearHead
         >>> LinearHead(jnp.eye(2))(jnp.array([0.0, 3.0])).tolist()
@@ -65,7 +66,7 @@ class LinearHead(Head):
 
 
 class AffineHead(Head):
-    """The same with a bias per class."""
+    """A linear head with a bias per class."""
 
     weights: Float[Array, "way dim"]
     bias: Float[Array, " way"]
@@ -85,10 +86,10 @@ class CentredHead(Head):
 
 
 class AttentionHead(Head):
-    """log Σ_i y_i exp(s cos(E x, E x_i)) over the support set, up to a constant: log of where attention goes."""
+    """log Σ_i y_i exp(s cos(E x, E x_i)) over the support set: the log attention to each class, up to a constant."""
 
     embedding: Embedding
-    examples: Float[Array, "example dim"]  # embedded, of length one
+    examples: Float[Array, "example dim"]  # embedded and normalised
     members: Float[Array, "example way"]  # y_i, zero for padding
     sharpness: Float[Array, ""]
 
@@ -98,11 +99,11 @@ class AttentionHead(Head):
 
 
 class RelationHead(Head):
-    """s g([c_n, E x]) for each class n, g an MLP with ReLU between its layers."""
+    """s g([c_n, E x]) for each class n, where g is an MLP with ReLU between its layers."""
 
     embedding: Embedding
-    from_class: Float[Array, "way hidden"]  # the first layer's share of each class
-    first: Float[Array, "dim hidden"]  # the first layer's half for an input
+    from_class: Float[Array, "way hidden"]  # contribution of each class to the first layer
+    first: Float[Array, "dim hidden"]  # first-layer weights for the input
     middle: Float[Array, "hidden hidden"]
     last: Float[Array, " hidden"]
     sharpness: Float[Array, ""]
@@ -113,23 +114,23 @@ class RelationHead(Head):
 
 
 def nearest_centroid_head(centroids: Float[Array, "way dim"], sharpness: float | Float[Array, ""]) -> AffineHead:
-    """-s|x - c|² for each centroid c, less the -s|x|² that they share: s(2c·x - |c|²)."""
+    """-s|x - c|² for each centroid c, without the shared term -s|x|²: s(2c·x - |c|²)."""
     return AffineHead(2 * sharpness * centroids, -sharpness * jnp.sum(centroids**2, axis=1))
 
 
 Loss = Callable[[Float[Array, "..."], Float[Array, "..."]], Float[Array, ""]]
-"""Of one prediction and its target. For several samples per task it has to be a negative log-likelihood."""
+"""The loss of one prediction and its target. With several samples per task it must be a negative log-likelihood."""
 Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Network:
-    """Which f_θ is generated or descended on: `apply(θ, x)` predicts from one input. Two are equal only if identical.
+    """The f_θ to generate or adapt: `apply(θ, x)` predicts from one input. Networks are equal only if identical.
 
-    Make one by `Network.of` (any Equinox module), `Network.over` (a function of a tree of arrays) or `linear_network`.
-    Without a shape of `targets` the task is one of classes, each with its own θ: f_θ gives the logit of its class.
+    Create one with `Network.of` (any Equinox module), `Network.over` (a function of a tree of arrays) or
+    `linear_network`. If `targets` is None, each class has its own θ, and f_θ returns the logit of its class.
 
-    Example:
+    Examples:
         >>> import equinox as eqx
         >>> import jax
         >>> from metaleo import Network, gaussian_nll
@@ -140,18 +141,18 @@ class Network:
 
     apply: Callable[[Float[Array, " size"], Float[Array, "..."]], Float[Array, "..."]]
     start: np.ndarray
-    """θ as the network was handed over; its length is dim(θ)."""
+    """The initial θ, from the given model; its length is dim(θ)."""
     inputs: Shape
     targets: Shape | None = None
     loss: Loss = cross_entropy
     dropout: bool = False
-    """Inputs are features, of which dropout may take some."""
+    """Whether inputs are features to which dropout may be applied."""
     made: tuple[Callable[..., "Network"], tuple[Any, ...]] | None = None
-    """What to call, and with what, to have it again; nothing if it is one's own."""
+    """A function and arguments that recreate the network; None for a user-defined network."""
 
     @classmethod
     def of(cls, model: Any, loss: Loss, inputs: Shape, targets: Shape | None, dropout: bool = False) -> "Network":
-        """Any Equinox module that maps one input of this shape to a prediction; all its arrays are generated."""
+        """A network from an Equinox module that maps one input to a prediction; all its arrays are generated."""
         if not callable(model):
             raise BadInput(f"the model has to be callable on one input, which {type(model).__name__} is not")
         arrays, rest = eqx.partition(model, eqx.is_array)
@@ -167,7 +168,7 @@ class Network:
         targets: Shape | None,
         dropout: bool = False,
     ) -> "Network":
-        """Any function `apply(parameters, x)` over a tree of arrays."""
+        """A network from a function `apply(parameters, x)` over a tree of arrays."""
         for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
                 name = jax.tree_util.keystr(path, simple=True, separator=".") or "the model"
@@ -190,10 +191,10 @@ class Network:
         return network
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "Network":
-        return self  # one object, one network: estimators that hold one may be cloned
+        return self  # networks compare by identity, so clones of an estimator share one
 
     def __reduce__(self) -> tuple[Callable[..., "Network"], tuple[Any, ...]]:
-        """Pickled by its name, and so the same object again in the same process."""
+        """Pickle by name, so that unpickling in the same process returns the same object."""
         if self.made is None:
             raise BadInput("a network of one's own cannot be pickled; one that has a name can")
         return self.made
@@ -213,34 +214,34 @@ class Network:
 
     @property
     def linear(self) -> bool:
-        """The softmax classifier of the paper's Section 2.3.3, for which there are shorter ways to the same numbers."""
+        """Whether it is the softmax classifier of the paper's Section 2.3.3, which engines compute in faster ways."""
         return self.apply is dot and self.classifies
 
     @property
     def evidence(self) -> int:
-        """How many numbers an encoder is shown of each example: its input, and its target where θ is one for all."""
+        """Numbers per example that the encoder takes: the input, and also the target if there is one θ per task."""
         return math.prod(self.inputs) + (0 if self.targets is None else math.prod(self.targets))
 
     def evidence_of(
         self, inputs: Float[Array, "example *input"], targets: Float[Array, "example *target"]
     ) -> Float[Array, "example evidence"]:
-        """The evidence of a support set, a row for each example."""
+        """The encoder's input for a support set, one row per example."""
         shown = (inputs,) if self.per_class else (inputs, targets)
         return jnp.concatenate([part.reshape(len(part), -1) for part in shown], axis=1)
 
     def codes(self, support: Batch) -> int:
-        """Codes of a task: one per class, or one."""
+        """Number of codes of a task: one per class, or one."""
         return support.way if self.per_class else 1
 
     def head(self, parameters: Float[Array, "code size"]) -> Head:
         return LinearHead(parameters) if self.linear else GeneratedHead(parameters, self)
 
     def support_loss(self, predictions: Float[Array, "example ..."], support: Batch) -> Float[Array, ""]:
-        """The inner loss (Eq. 5): the sum over the support set, divided by the examples that each code stands for."""
+        """The inner loss (Eq. 5): the sum over the support set, divided by the number of examples per code."""
         return self.codes(support) * query_loss(predictions, support, self.loss)
 
     def check(self, batch: Batch) -> None:
-        """Refuse examples that the network was not made for."""
+        """Raise `BadInput` for examples whose shape does not match the network."""
         shapes = {"inputs": (batch.inputs.shape[1:], self.inputs)}
         if self.targets is not None:
             shapes["targets"] = (batch.targets.shape[1:], self.targets)
@@ -249,12 +250,12 @@ class Network:
                 raise BadInput(f"{name} of shape {show(found)} per example; the network was made for {show(wanted)}")
 
     def check_shapes(self) -> None:
-        """Try it on one example, in shapes only."""
+        """Check the shapes of prediction and loss for one example, by abstract evaluation."""
         x = jax.ShapeDtypeStruct(self.inputs, jnp.float32)
         theta = jax.ShapeDtypeStruct((self.size,), jnp.float32)
         try:
             prediction = jax.eval_shape(self.apply, theta, x)
-        except Exception as error:  # whatever a model of somebody's own may say
+        except Exception as error:  # a user-defined model may raise anything
             raise BadInput(
                 f"the model does not take one input of shape {show(self.inputs)}: {first_line(error)}"
             ) from error
@@ -275,7 +276,7 @@ class Network:
 
 
 class GeneratedHead(Head):
-    """The networks of a task: one per class, whose numbers are the logits, or one."""
+    """The networks of a task: one per class, whose outputs are the logits, or a single one."""
 
     parameters: Float[Array, "code size"]
     network: Network = eqx.field(static=True)
@@ -293,7 +294,7 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-# Networks that come with a name
+# Named networks
 
 
 def dot(weights: Float[Array, " dim"], x: Float[Array, " dim"]) -> Float[Array, ""]:
@@ -302,7 +303,7 @@ def dot(weights: Float[Array, " dim"], x: Float[Array, " dim"]) -> Float[Array, 
 
 @functools.cache
 def linear_network(dim: int) -> Network:
-    """The paper's classifier: a row of weights per class, and cross-entropy.
+    """The paper's classifier: one row of weights per class, trained with cross-entropy.
 
     Args:
         dim: Numbers per example.
@@ -310,7 +311,7 @@ def linear_network(dim: int) -> Network:
     Returns:
         The network; the same object for the same `dim`.
 
-    Example:
+    Examples:
         >>> from metaleo import linear_network
         >>> linear_network(640).size
         640
@@ -328,7 +329,7 @@ def gaussian_nll(noise: float) -> Loss:
     Returns:
         A loss of one prediction and one target.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from metaleo import gaussian_nll
         >>> round(float(gaussian_nll(1.0)(jnp.zeros(1), jnp.zeros(1))), 3)
@@ -343,7 +344,7 @@ def gaussian_nll(noise: float) -> Loss:
 
 
 class Recurrent(eqx.Module):
-    """A GRU over a row read as a sequence, a few numbers at a time, and a linear layer on its last state."""
+    """A GRU that reads a row as a sequence, `channels` numbers per time step, and a linear layer on its last state."""
 
     cell: eqx.nn.GRUCell
     out: eqx.nn.Linear
@@ -361,10 +362,10 @@ class Recurrent(eqx.Module):
 def named_network(
     name: str, dim: int, *, hidden: int, layers: int, channels: int, targets: int | None, noise: float | None
 ) -> Network:
-    """The networks that a run can name. `noise` is the standard deviation of real targets, absent for classes."""
+    """A network that a run selects by name. `noise` is the standard deviation of real targets, None for classes."""
     if name == "linear" and targets is None:
         return linear_network(dim)
-    with jax.ensure_compile_time_eval():  # a run may ask for it inside a compiled function
+    with jax.ensure_compile_time_eval():  # may be called while a function is traced
         network = make_network(name, dim, hidden, layers, channels, targets, noise)
     settings = {"hidden": hidden, "layers": layers, "channels": channels, "targets": targets, "noise": noise}
     return dataclasses.replace(network, made=(functools.partial(named_network, **settings), (name, dim)))

@@ -1,1 +1,1 @@
-"""Every figure."""
+"""All figures."""

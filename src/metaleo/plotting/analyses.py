@@ -1,4 +1,4 @@
-"""Figures of the analyses: Figures 4 and 5 of the paper, and certainty against errors."""
+"""Figures of the analyses: Figures 4 and 5 of the paper, and uncertainty against errors."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ RAINBOW = (
     "#882E72", "#1965B0", "#7BAFDE", "#4EB265", "#A9C77D", "#D8C400", "#EE8026", "#DC050C", "#72190E", "#D1BBD7",
     "#AE76A3", "#5289C7", "#90C987", "#F6C141", "#E8601C", "#42150A", "#994F88", "#437DBF", "#F1932D", "#A5170E",
 )  # fmt: skip
-"""After Paul Tol's discrete rainbow, light ones darkened, in an order that sets neighbours apart: for more classes than
-other palettes have."""
+"""Paul Tol's discrete rainbow with light colours darkened, ordered so that neighbours differ; it has more colours than
+other palettes."""
 SMALL = 7
 
 
@@ -31,12 +31,14 @@ def plain(axes: Any, grid: str = "both") -> None:
 
 
 def plot_codes(path: Path, codes: Codes, placed: Float[np.ndarray, "side code 2"], highlight: int) -> None:
-    """Figure 4: one t-SNE of all codes, three times. Of functions, whose two families fill the second, the third shows
-    the way of each code instead."""
+    """Figure 4: one t-SNE of all codes in three panels.
+
+    For functions, the second panel already shows both families, so the third shows the paths of codes instead.
+    """
     present = np.unique(codes.labels)
     functions = codes.rows.shape[1] == 0
     legend_rows = -(-len(present) // 6)
-    size = float(np.clip(1.2 * (10_000 / placed[0].size) ** 0.5, 1.2, 9))  # few points are larger
+    size = float(np.clip(1.2 * (10_000 / placed[0].size) ** 0.5, 1.2, 9))  # fewer points are drawn larger
     with drawing(path, 1, 3, (7.2, 2.75 + 0.17 * legend_rows), dpi=250) as (figure, grid):
         both, by_class, one = grid[0]
         scatter(both, placed, size)
@@ -76,14 +78,14 @@ def plot_codes(path: Path, codes: Codes, placed: Float[np.ndarray, "side code 2"
 
 
 def scatter(axes: Any, placed: Float[np.ndarray, "side code 2"], size: float) -> None:
-    """Points before and after, in an order that hides neither."""
+    """Draw points before and after adaptation in random order, so that neither side hides the other."""
     colours = np.repeat([BEFORE, AFTER], placed.shape[1])
     order = np.random.default_rng(0).permutation(len(colours))
     axes.scatter(*placed.reshape(-1, 2)[order].T, s=size, c=colours[order], linewidths=0, rasterized=True)
 
 
 def draw_paths(axes: Any, codes: Codes, most: int = 60) -> None:
-    """The way of some codes of each label, on the two directions in which all points differ most."""
+    """Draw the paths of up to `most` codes of each label, on the first two principal components."""
     paths, shares = principal_paths(codes)
     for label, colour in zip(np.unique(codes.labels), (BEFORE, AFTER), strict=False):
         for path in paths[codes.labels == label][:most]:
@@ -96,7 +98,7 @@ def draw_paths(axes: Any, codes: Codes, most: int = 60) -> None:
 
 
 def boxes(axes: Any, rows: Sequence[tuple[str, Float[np.ndarray, "..."], str]]) -> None:
-    """Lying box plots, the first on top: quartiles, median, whiskers from the 5th to the 95th percentile."""
+    """Horizontal box plots, the first on top: quartiles, median, whiskers from the 5th to the 95th percentile."""
     for height, (_, values, colour) in enumerate(reversed(rows)):
         flat = np.asarray(values, np.float64).ravel()
         flat = flat[np.isfinite(flat)]
@@ -124,7 +126,7 @@ SPACES = {"z": ("in z", BEFORE), "theta": ("in θ", AFTER)}
 
 
 def plot_curvature(path: Path, spectra: Mapping[str, Spectra]) -> None:
-    """Figure 5(a): the eigenvalues of all tasks, where adaptation starts and where it ends."""
+    """Figure 5(a): the eigenvalues of all tasks, before and after adaptation."""
     count = sum(len(found.values) for found in spectra.values())
     with drawing(path, 1, 2, (7.2, 1.0 + 0.27 * count)) as (_, grid):
         for axes, point, title in zip(grid[0], POINTS, ("(a) before adaptation", "(b) after adaptation"), strict=True):
@@ -142,7 +144,7 @@ def plot_curvature(path: Path, spectra: Mapping[str, Spectra]) -> None:
 
 
 def plot_coverage(path: Path, coverages: Mapping[str, Coverage]) -> None:
-    """Figures 5(b) and 5(c): singular values of decoders, and lengths of steps."""
+    """Figures 5(b) and 5(c): singular values of the decoders, and lengths of steps."""
     kinds = dict(zip(KINDS, (BEFORE, AFTER, COLOURS[2]), strict=True))
     rows = [
         (f"{as_label(name)}, {KINDS[kind]}", found.steps[kind], kinds[kind])
@@ -166,7 +168,7 @@ def plot_coverage(path: Path, coverages: Mapping[str, Coverage]) -> None:
             axes.axhline(1, color="black", linewidth=0.6, zorder=0)
             axes.set_yscale("log")
             low, high = axes.get_ylim()
-            axes.set_ylim(max(min(low, 0.3), 1e-3), max(high, 12))  # what is flat to rounding has no length to show
+            axes.set_ylim(max(min(low, 0.3), 1e-3), max(high, 12))  # cut off values that are only rounding error
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.yaxis.set_major_formatter("{x:g}")
             axes.set_xlabel("number of the singular value", fontsize=SMALL)
@@ -181,7 +183,7 @@ def plot_coverage(path: Path, coverages: Mapping[str, Coverage]) -> None:
 
 
 def plot_uncertainty(path: Path, asked: Mapping[str, Mapping[str, Answers]]) -> None:
-    """Reliability, accuracy of what is kept, and entropy of right and of wrong answers."""
+    """Reliability diagram, accuracy without the least certain answers, and entropy of right and of wrong answers."""
     ways = {"means": "", "samples": ", sampled"}
     rows = [(as_label(name) + ways[way], answers) for name, found in asked.items() for way, answers in found.items()]
     with drawing(path, 1, 3, (7.2, 2.55 + 0.14 * -(-len(rows) // 3))) as (figure, grid):
@@ -193,7 +195,7 @@ def plot_uncertainty(path: Path, asked: Mapping[str, Mapping[str, Answers]]) -> 
             look = {"color": colour, "linestyle": style, "linewidth": 1.2, "label": name}
             table = reliability(answers)
             total = sum(row["count"] for row in table)
-            seen = [row for row in table if row["count"] > total / 10_000]  # of a handful nothing can be said
+            seen = [row for row in table if row["count"] > total / 10_000]  # leave out bins with too few answers
             diagram.plot([100 * row["confidence"] for row in seen], [100 * row["accuracy"] for row in seen],
                          marker=marker, markersize=3, **look)  # fmt: skip
             kept.plot(100 * SHARES, 100 * accuracy_as_kept(answers, answers.entropy), **look)
@@ -220,7 +222,7 @@ def plot_uncertainty(path: Path, asked: Mapping[str, Mapping[str, Answers]]) -> 
 
 
 def plot_function_uncertainty(path: Path, asked: Mapping[str, Functions]) -> None:
-    """Coverage of intervals by their level, and error by spread."""
+    """Coverage of predictive intervals by level, and error by spread."""
     with drawing(path, 1, 2, (6.0, 2.9)) as (figure, grid):
         coverage, error = grid[0]
         coverage.plot([0, 100], [0, 100], color="black", linewidth=0.6)

@@ -1,4 +1,4 @@
-"""Figures that say what they show: PNG, or for papers PDF and SVG."""
+"""Figures with titles, labels and units, as PNG, or as PDF and SVG for papers."""
 
 import contextlib
 import itertools
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito: told apart by every eye."""
+"""The palette of Okabe and Ito, distinguishable also with colour-blindness."""
 FORMATS = (".png", ".pdf", ".svg")
 
 
 def check_figure(path: Path) -> None:
-    """Refuse a name that does not say what kind of figure it is, or cannot be written to."""
+    """Raise `BadInput` if the path has no suffix of `FORMATS`, or cannot be written to."""
     if path.suffix not in FORMATS:
         raise BadInput(f"`out=` is a figure, its name ends in {', '.join(FORMATS)}; {path.name} does not")
     check_writable(path)
 
 
 def as_label(name: str) -> str:
-    """A name as Matplotlib shows it whole: `$` begins no formula, and `_` hides nothing from a legend."""
+    """Escape a name so that Matplotlib shows it in full: `$` starts no formula, `_` hides no entry of a legend."""
     return ("\u200b" if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
@@ -35,7 +35,7 @@ def as_label(name: str) -> str:
 def drawing(
     path: Path, down: int, across: int, size: tuple[float, float], dpi: int = 200
 ) -> "Iterator[tuple[Figure, np.ndarray]]":
-    """A figure of this many panels, in inches, to be drawn on; it is then saved, whole or not at all."""
+    """Yield a figure of `size` inches and its grid of panels; on exit, save the figure atomically."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
@@ -50,7 +50,7 @@ def plot_curves(
     title: str,
     fields: Sequence[str] = ("query_accuracy", "validation_accuracy"),
 ) -> None:
-    """Accuracy, or without classes loss, over meta-steps: thin on training tasks, thick on validation tasks."""
+    """Accuracy (without classes, loss) over meta-steps: thin lines for training tasks, thick for validation tasks."""
     crowded = len(runs) > 3  # no room for a legend among the curves
     loss = not any("query_accuracy" in record for records in runs.values() for record in records)
     with drawing(path, 1, 1, (10 if crowded else 7, 4.2), dpi=150) as (figure, grid):
@@ -78,7 +78,7 @@ def plot_curves(
         tasks = f" of {where[fields[0]]} tasks" if len(fields) == 1 else ""
         unit = "loss on query examples (nats)" if loss else f"accuracy on query examples{tasks} (%)"
         axes.set(xlabel="meta-steps", ylabel=unit, title=title)
-        if loss:  # it falls from thousands
+        if loss:  # it starts in the thousands
             axes.set_yscale("symlog", linthresh=1)
             low, high = axes.get_ylim()
             ticks = [0, *(digit * 10**power for power in range(9) for digit in (1, 2, 3, 5))]
@@ -94,7 +94,7 @@ def plot_curves(
 
 
 def plot_comparison(path: Path, panels: Mapping[str, Mapping[str, tuple[float, float]]], highlight: str) -> None:
-    """Accuracy and its interval of each learner, best on top: a panel per kind of task, a dot per learner."""
+    """Accuracy of each learner with its interval, best on top: one panel per kind of task, one dot per learner."""
     across = min(2, len(panels))
     down = -(-len(panels) // across)
     most = max(len(learners) for learners in panels.values())
@@ -133,7 +133,7 @@ def plot_search(
     importances: Mapping[str, float],
     title: str,
 ) -> None:
-    """Validation accuracy over each hyper-parameter, a dot per trial, and the share of each in the differences."""
+    """Validation accuracy over each hyper-parameter, one dot per trial, and the importance of each hyper-parameter."""
     from matplotlib import colormaps
     from matplotlib.ticker import NullFormatter
 
@@ -156,7 +156,7 @@ def plot_search(
             axes.plot(best["draw"][name], 100 * best["accuracy"], "o", markersize=9, fillstyle="none", color=COLOURS[1])
             axes.set(xscale="log", xlim=(ends[0] / 1.2, ends[1] * 1.2))
             axes.xaxis.set_minor_formatter(NullFormatter())
-            if ends[1] <= 10 * ends[0]:  # a decade at most: its own ticks
+            if ends[1] <= 10 * ends[0]:  # at most a decade: set ticks explicitly
                 ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1.0) if ends[0] <= tick <= ends[1]]
                 axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.set_xlabel(name.replace("_", " "), fontsize=9)
@@ -185,7 +185,7 @@ def plot_search(
 def plot_reproduction(
     path: Path, panels: Mapping[str, Mapping[str, tuple[float, float, tuple[float, float] | None]]]
 ) -> None:
-    """Rows of the paper's table: our mean and deviation beside the paper's, a panel per kind of task."""
+    """Rows of the paper's table: reproduced mean and deviation beside the paper's, one panel per kind of task."""
     most = max(len(rows) for rows in panels.values())
     size = (3.6 * len(panels) + 1.6, 1.3 + 0.36 * most)
     with drawing(path, 1, len(panels), size) as (figure, grid):

@@ -16,7 +16,7 @@ from metaleo.tasks.task import Batch, key_apart
 
 
 class PlottedTask:
-    """A task in the figure: the truth, the points, and sampled functions."""
+    """A task in the figure: the true function, the support points, and sampled functions."""
 
     def __init__(self, title: str, curve: Curve, support: Batch, functions: np.ndarray, x: np.ndarray):
         self.title, self.x, self.functions = title, x, functions
@@ -25,7 +25,7 @@ class PlottedTask:
 
 
 def choose_tasks(model: TrainedModel, shot: int, seed: int, panels: int, samples: int) -> list[PlottedTask]:
-    """Half of the panels ordinary tasks, sines and lines in turn, and half ambiguous ones, found by their posterior."""
+    """Choose tasks to plot: half are ordinary, alternating sines and lines; half are ambiguous by their posterior."""
     tasks = SinesAndLines(shot, 1)
     stream = jax.random.fold_in(jax.random.key(seed), 5)
     ambiguous = ambiguous_tasks(shot, seed, panels // 2)
@@ -50,7 +50,7 @@ def choose_tasks(model: TrainedModel, shot: int, seed: int, panels: int, samples
 
 
 def plot_functions(path: Path, tasks: Sequence[PlottedTask]) -> None:
-    """The paper's Figure 3: truth black, points red circles with dashed lines, sampled functions dotted."""
+    """The paper's Figure 3: truth in black, points as red circles on dashed lines, sampled functions dotted."""
     from matplotlib import colormaps
 
     across = min(4, len(tasks))

@@ -1,1 +1,1 @@
-"""For people: an analysis as a table and a figure, a page about some runs, the card of a file."""
+"""Readable output: an analysis as a table and a figure, a report page about runs, the card of a file."""

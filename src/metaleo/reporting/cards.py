@@ -1,4 +1,4 @@
-"""Cards: what a file is and how it was made, read from its header, for people."""
+"""Cards: readable summaries of what a file is and how it was made, from its header."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ Card = dict[str, Any]
 
 
 def describe_files(place: Path) -> list[Card]:
-    """A card for each file that the place stands for; what is short comes first, and all that is known last."""
+    """One card for each file that `place` stands for; short entries come first, the full header last."""
     if place.suffix == ".npz" or is_table(place) or (str(place) in BUILTIN and not place.exists()):
         return [describe_features(place)]
     paths = model_paths(place) if place.is_dir() or not place.exists() else [place]
@@ -42,7 +42,7 @@ def describe_file(path: Path) -> Card:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether the file has a header of ours, or is just a feature file; a damaged one is told of by its reader."""
+    """Whether the file has a Metaleo header, unlike a plain feature file. True if damaged: its reader reports that."""
     try:
         with safetensors.safe_open(path, framework="np") as archive:
             return "features" not in archive.keys()  # noqa: SIM118

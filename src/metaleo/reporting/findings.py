@@ -1,4 +1,4 @@
-"""The four analyses from end to end: measure the models, put the numbers into a table, draw the figure."""
+"""The four analyses end to end: measure the models, tabulate the numbers, draw the figure."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ from metaleo.plotting.analyses import (
 
 @dataclasses.dataclass(frozen=True)
 class AnalysisSettings:
-    """The tasks that models are analysed on, and who hears of progress."""
+    """The tasks on which models are analysed, and the progress display."""
 
     suite: TaskSuite
     split: str
@@ -51,7 +51,7 @@ class AnalysisSettings:
         return f"{self.suite.kind}, {self.tasks:,}{classes} tasks{data}, seed {self.seed}"
 
     def check(self, candidates: Sequence[Candidate], able: Callable[[Candidate], Any] = lambda candidate: None) -> None:
-        """Refuse before any work what would fail in the middle of it."""
+        """Raise `BadInput` before any work for models or tasks that the analysis cannot handle."""
         for one in candidates:
             able(one)
             self.suite.tasks(one, self.split)
@@ -63,7 +63,7 @@ class AnalysisSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A table, the numbers behind it (by model), and a figure to be drawn."""
+    """A table, the numbers behind it (by model), and a function that draws the figure."""
 
     title: str
     where: str
@@ -177,7 +177,7 @@ def analyse_uncertainty(
             for doubt in ("entropy", "disagreement"):
                 if doubt in held:
                     own = held[doubt]
-                    again = doubt == "disagreement"  # of the same answers
+                    again = doubt == "disagreement"  # second row for the same answers
                     rows.append((
                         "" if again else name + ("" if way == "means" else f", {samples} samples"),
                         "" if again else f"{100 * held['accuracy']:.2f} "

@@ -1,4 +1,4 @@
-"""One page about some runs, to hand to a colleague: a single HTML file that needs nothing else, no network either."""
+"""A report on some runs: a single self-contained HTML file that needs no network."""
 
 import base64
 import dataclasses
@@ -33,19 +33,19 @@ from metaleo.reporting.findings import (
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of the page: a table, a figure as PNG, both or none, and what they show."""
+    """A section of the page: a note and, optionally, a table and a figure (PNG)."""
 
     title: str
     note: str = ""
     where: str = ""
-    """Of which tasks."""
+    """Description of the tasks."""
     headings: tuple[str, ...] = ()
     rows: Sequence[tuple[str, ...]] = ()
     figure: bytes | None = None
 
 
 def drawn(draw: Callable[[Path], None]) -> bytes:
-    """A figure, as the bytes of a PNG."""
+    """Draw a figure and return it as PNG bytes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figure.png"
         draw(path)
@@ -57,7 +57,7 @@ def of_finding(finding: Finding) -> Section:
 
 
 def runs_section(models: Sequence[Candidate], names: dict[Path, str]) -> Section:
-    """What was trained, and how it did on validation tasks: a row per run."""
+    """What was trained, with its validation score: one row per run."""
     rows = []
     for source in dict.fromkeys(one.source for one in models):
         own = [one for one in models if one.source == source]
@@ -105,7 +105,7 @@ def results_section(models: Sequence[Candidate], names: dict[Path, str], setting
 
 
 def curves_section(candidates: Sequence[Candidate]) -> Section | None:
-    """How validation went, where the run's folder still tells."""
+    """Learning curves, of runs whose folder still has its metrics."""
     metrics = {one.name: read_metrics(one.source / "metrics.jsonl") for one in candidates if one.source.is_dir()}
     metrics = {name: records for name, records in metrics.items() if records}
     if not metrics:
@@ -129,7 +129,7 @@ def functions_section(candidate: Candidate, settings: AnalysisSettings) -> Secti
 def sections(
     models: Sequence[Candidate], candidates: Sequence[Candidate], settings: AnalysisSettings, test_tasks: int
 ) -> Iterator[Section]:
-    """All that can be said: of `models`, every seed; of `candidates`, one model of each run."""
+    """All sections that apply: `models` are all seeds of the runs, `candidates` one model of each run."""
     functions = settings.suite.problem is not None
     names = {one.source: one.source.name for one in models} | {one.source: one.name for one in candidates}
     stepping = [one for one in candidates if isinstance(inner_learner(one.learner), Descending)]
@@ -162,7 +162,7 @@ def sections(
 
 
 def write_page(sections: Sequence[Section], models: Sequence[Candidate], suite: TaskSuite, command: str) -> str:
-    """The whole page."""
+    """The whole page as HTML."""
     runs = list(dict.fromkeys(one.source for one in models))
     title = f"{', '.join(place.name for place in runs)}: {suite.kind}"
     contents = "".join(

@@ -1,1 +1,1 @@
-"""Random search of hyper-parameters, alone or shared by several machines."""
+"""Random search of hyper-parameters, by one worker or by several that share a study."""

@@ -1,11 +1,10 @@
-"""Random search (stage 2 of the paper): many draws of the hyper-parameters, trained side by side and halved on the way.
+"""Random search (stage 2 of the paper): many draws of hyper-parameters, trained in parallel with successive halving.
 
-OUT/search.json               what was asked for
-OUT/study.db                  the Optuna study, unless it lives in another database
+OUT/study.db                  the Optuna study, unless another database holds it
 OUT/population.safetensors    the trials in training, while there are any
-OUT/trials.json               every trial: its draw, how far it came, its validation accuracy; best first
+OUT/trials.json               every trial: its draw, its meta-steps, its validation accuracy; best first
 OUT/best.json                 a preset with the best draw: metaleo train --preset OUT/best.json
-OUT/search.png                accuracy over each hyper-parameter, and how much each matters
+OUT/search.png                accuracy over each hyper-parameter, and the importance of each
 """
 
 import dataclasses
@@ -52,13 +51,13 @@ PAPER_SPACE: Space = {
     "orthogonality": (1e-3, 1e4),
     "keep_prob": (0.1, 1.0),
 }
-"""Log-uniform ranges that hold every value of the paper's Table 6 and of the README of the authors' code."""
+"""Log-uniform ranges that contain every value of the paper's Table 6 and of the README of the authors' code."""
 SAVE_SECONDS = 30.0
-"""Least time between two saves of a population inside a rung; the end of each rung is always saved."""
+"""Minimum time between two saves within a rung; the end of each rung is always saved."""
 
 
 def space_of(learner: str) -> Space:
-    """What a search varies: the paper's six for LEO and its ablations; for others those that they have."""
+    """The search space: the paper's six hyper-parameters for LEO and its ablations; for other learners, their own."""
     if learner in ABLATIONS:
         return PAPER_SPACE
     if learner in ("maml", "fomaml", "reptile", "meta-sgd"):
@@ -69,18 +68,18 @@ def space_of(learner: str) -> Space:
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """Everything that decides the result of a search; `train` holds what its trials have in common."""
+    """Everything that determines the result of a search; `train` holds what its trials have in common."""
 
     train: TrainConfig
     trials: int = 64
     halvings: int = 3
-    """How often the worse half of the trials is stopped on the way, at 1/8, 1/4, 1/2 of the steps for three."""
+    """How often the worse half of the trials is stopped: with 3, at 1/8, 1/4 and 1/2 of the steps."""
     sampler: Sampler = "random"
     batch: int = 64
-    """Trials that a worker takes at once, and halves among themselves."""
+    """Trials that a worker claims at a time; halving compares the trials of one batch."""
 
     def settings(self) -> dict[str, Any]:
-        """What all workers of a study must agree on, wherever each keeps its copy of the data."""
+        """Settings on which all workers of a study must agree; the folder of the data may differ."""
         searched = space_of(self.train.structure.learner)
         common: dict[str, Any] = self.train.to_json() | {"data": Path(self.train.data).name}
         for part in ("structure", "hyper"):
@@ -94,21 +93,21 @@ class SearchConfig:
 
 
 def split_draw(structure: Structure, hyper: HyperParams, draw: dict[str, Any]) -> tuple[Structure, HyperParams]:
-    """A draw names hyper-parameters, or where step sizes start."""
+    """Apply a draw, whose names are hyper-parameters or initial step sizes, to structure and hyper-parameters."""
     own = {name: value for name, value in draw.items() if hasattr(hyper, name)}
     rest = {name: value for name, value in draw.items() if name not in own}
     return dataclasses.replace(structure, **rest), dataclasses.replace(hyper, **own)
 
 
 def rungs(steps: int, halvings: int, every: int) -> list[int]:
-    """The steps at which trials are compared, the last being the end: multiples of `every` where they can be."""
+    """The meta-steps at which trials are compared, the last being `steps`; multiples of `every` where possible."""
     ends = [min(steps, max(1, round(steps / 2**k / every)) * every) for k in range(halvings, 0, -1)]
     return sorted({*ends, steps})
 
 
 @dataclasses.dataclass
 class TrialBatch:
-    """Trials that are trained together; `states` has an entry for each that is still alive."""
+    """Trials that are trained together; `states` has an entry for each surviving trial."""
 
     claims: list[Claim]
     alive: list[int]
@@ -127,7 +126,7 @@ class TrialBatch:
 
 @functools.cache
 def beginner(structure: Structure, hyper: HyperParams, clip: Clip) -> Callable[..., Any]:
-    """The start of many runs, each with its own draw and key."""
+    """A compiled function that starts many runs, each with its own draw and key."""
 
     def begin(draw: dict[str, Any], key: PRNGKeyArray) -> RunState:
         own, _ = split_draw(structure, hyper, draw)
@@ -138,11 +137,11 @@ def beginner(structure: Structure, hyper: HyperParams, clip: Clip) -> Callable[.
 
 @dataclasses.dataclass
 class SearchProgress:
-    """Where a search stands."""
+    """Progress of a search."""
 
     done: int
     total: int
-    """Meta-steps of all trials, of this worker's batch."""
+    """`done` and `total` count the meta-steps of all trials of this worker's batch."""
     rung: int
     rungs: int
     alive: int
@@ -173,7 +172,7 @@ class Search:
         report: Callable[[SearchProgress], None] = lambda progress: None,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        """Train until every trial of the study has ended. Only the first host has a study; it tells the others."""
+        """Train until every trial of the study has ended. Only the first host has a study; it informs the others."""
         with stop_signals() as asked_to_stop:
             while True:
                 batch = self.load() or self.next_batch(study)
@@ -181,14 +180,14 @@ class Search:
                     self.train(batch, study, report, asked_to_stop)
                 elif bool(broadcast(np.array(study is None or study.finished()))):
                     return
-                else:  # the rest is with other workers: they finish it, or are lost and it comes back
+                else:  # other workers hold the rest: they finish it, or are lost and it becomes free again
                     waiting()
                     time.sleep(min(1.0, study.lost_after / 4) if study else 0)
                     if any_host(bool(asked_to_stop)):
                         raise Interrupted
 
     def load(self) -> TrialBatch | None:
-        """The batch that this worker was training when it was stopped."""
+        """The batch that this worker was training when it was stopped, if any."""
         if not self.path.is_file():
             return None
         header = read_header(self.path)
@@ -198,7 +197,7 @@ class Search:
         return TrialBatch(claims, alive, header["rung"], jax.tree.map(np.asarray, load_tree(self.path, like)))
 
     def next_batch(self, study: Study | None) -> TrialBatch | None:
-        """New trials from the first host's study, for all hosts."""
+        """Claim new trials from the first host's study, for all hosts."""
         names = list(self.space)
         table = np.full((self.config.batch, 2 + len(names)), -1, np.float32)
         if study is not None:
@@ -223,8 +222,8 @@ class Search:
     def train(
         self, batch: TrialBatch, study: Study | None, report: Callable[[SearchProgress], None], asked_to_stop: list[int]
     ) -> None:
-        """From rung to rung: train all that are alive, compare them, go on with the better half."""
-        batch.states = jax.tree.map(np.array, batch.states)  # on the host: any number of trials fits
+        """For each rung, train all surviving trials, compare them, and continue with the better half."""
+        batch.states = jax.tree.map(np.array, batch.states)  # on the host, where any number of trials fits
         while True:
             end = self.ends[batch.rung]
             for first in range(0, len(batch.alive), self.replicas):
@@ -259,7 +258,7 @@ class Search:
         report: Callable[[SearchProgress], None],
         asked_to_stop: list[int],
     ) -> None:
-        """Train a block of trials, as many as there are replicas, to the end of the rung."""
+        """Train a block of trials, at most one per replica, to the end of the rung."""
         train, every = self.config.train, self.config.train.validate_every
         part = slice(block.start, block.stop)
         step = int(batch.states.step[block.start])
@@ -313,13 +312,13 @@ class Search:
 
 
 def put_back(whole: PyTree, part: slice, values: PyTree) -> None:
-    """In place: some runs of a population on the host."""
+    """Write the values of some runs into a population on the host, in place."""
     for leaf, value in zip(jax.tree.leaves(whole), jax.tree.leaves(values), strict=True):
         leaf[part] = value
 
 
 def trial_records(study: Study) -> list[dict[str, Any]]:
-    """A record per trial: those that came furthest first, the best of them at the top."""
+    """One record per trial, sorted by the number of meta-steps, then by accuracy, both descending."""
 
     def row(trial: FrozenTrial) -> dict[str, Any]:
         return {
@@ -335,7 +334,7 @@ def trial_records(study: Study) -> list[dict[str, Any]]:
 
 
 def write_results(config: SearchConfig, folder: Path, rows: list[dict[str, Any]]) -> TrainConfig:
-    """The table of trials, and the configuration with the best draw."""
+    """Write the table of trials and the configuration with the best draw; return the latter."""
     write_text(folder / "trials.json", json.dumps(rows, indent=1) + "\n")
     best = config.with_draw(rows[0]["draw"])
     write_text(folder / "best.json", json.dumps(best.to_json(), indent=2) + "\n")
@@ -343,7 +342,7 @@ def write_results(config: SearchConfig, folder: Path, rows: list[dict[str, Any]]
 
 
 def importances(config: SearchConfig, rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The share of each hyper-parameter in what makes trials differ (fANOVA), at the first rung, which all reached."""
+    """Share of each hyper-parameter in the variance of accuracy (fANOVA) at the first rung, which all trials reach."""
     import optuna
     from optuna.distributions import FloatDistribution
 

@@ -1,4 +1,4 @@
-"""A search from its start, or from where it was stopped, to its results."""
+"""Run a search from its start, or from where it was stopped, to its results."""
 
 import contextlib
 import json
@@ -38,14 +38,14 @@ def run_search(
     lost_after: float = 60.0,
     replicas: int | None = None,
 ) -> tuple[list[dict[str, Any]], TrainConfig]:
-    """Search until all trials have ended: the trials, best first, and the configuration with the best draw.
+    """Search until all trials have ended; return the trials, best first, and the configuration with the best draw.
 
     Several workers may share a study: `storage` is the URL of its database, `name` its name there. `replicas` trials
-    are trained at a time.
+    train at a time.
     """
     train = config.train
     title = f"{train.structure.learner}, {train.way}-way {train.shot}-shot"
-    worker = Search(config, folder, metaset, replicas)  # bad data says so before the folder is touched
+    worker = Search(config, folder, metaset, replicas)  # bad data raises before the folder is touched
     with contextlib.ExitStack() as stack:
         study = None
         if is_first_host():

@@ -1,8 +1,8 @@
-"""Optuna studies: who tries what, kept in a database that several workers may share.
+"""Optuna studies: the assignment of trials to workers, in a database that several workers may share.
 
-A study has a fixed number of slots, one for each trial that it will end with. A worker claims slots, trains them
-and tells the results. When it dies, its trials fail, and their slots are claimed again by whoever is left, or by the
-worker itself when it is started again. The oldest trial of a slot counts, so that none is lost and none is doubled.
+A study has a fixed number of slots, one for each trial of its final result. A worker claims slots, trains their trials
+and stores the results. If a worker dies, its trials fail, and other workers, or the same one after a restart, claim
+their slots again. The oldest trial of a slot that has not failed counts, so no slot is lost or counted twice.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLA
 
 from metaleo.errors import BadInput
 
-optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would announce every trial
+optuna.logging.set_verbosity(optuna.logging.ERROR)  # otherwise it logs every trial
 
 Space = Mapping[str, tuple[float, float]]
-"""Log-uniform ranges by name."""
+"""Log-uniform ranges (low, high) by name."""
 Sampler = Literal["random", "tpe"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A trial that this worker is to train. Its slot decides its randomness."""
+    """A trial that this worker trains. Its slot determines its random key."""
 
     number: int
     slot: int
@@ -44,7 +44,7 @@ class Claim:
 
 
 class SlotSampler(BaseSampler):
-    """Random search: the draw of a slot depends on the seed and the slot alone, whoever asks and whenever."""
+    """Random search: the draw of a slot depends only on the seed and the slot, not on the worker or the time."""
 
     def __init__(self, seed: int):
         self.seed = seed
@@ -62,12 +62,12 @@ class SlotSampler(BaseSampler):
 
 
 def slot_of(trial: FrozenTrial) -> int:
-    """-1 for a trial that Optuna made because another worker had taken the last one waiting; it fails at once."""
+    """Slot of a trial; -1 if Optuna added it because another worker took the last one waiting. Such a trial fails."""
     return trial.user_attrs.get("slot", -1)
 
 
 class Study:
-    """The trials of one search, as one worker sees them."""
+    """The trials of one search, as seen by one worker."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Study:
         self.agree({"space": {name: list(ends) for name, ends in space.items()}, **settings})
 
     def agree(self, settings: dict[str, Any]) -> None:
-        """Write down what this study is about, or check that it is about the same."""
+        """Store the settings of a new study; raise `BadInput` if an existing one has others."""
         settings = json.loads(json.dumps(settings))
         known = self.study.user_attrs.get("settings")
         if known is None:
@@ -124,7 +124,7 @@ class Study:
         return len(trials) == self.slots and all(trial.state.is_finished() for trial in trials)
 
     def claim(self, want: int) -> list[Claim]:
-        """Up to `want` trials: those that this worker had before it was killed, then new ones."""
+        """Claim up to `want` trials: those that this worker had before it was killed, then new ones."""
         claims = [self.as_claim(t) for t in self.trials() if t.state == TrialState.RUNNING and self.is_mine(t)]
         with one_at_a_time(self.url):
             self.end_lost()
@@ -134,23 +134,23 @@ class Study:
                 for number in asked:
                     if number in counting:
                         claims.append(self.as_claim(counting[number]))
-                    else:  # another worker has offered the same slot at the same moment, or has taken this one's
+                    else:  # at the same moment, another worker offered this slot or took the waiting trial
                         self.tell(number, TrialState.FAIL)
         return claims
 
     def offer(self, want: int) -> int:
-        """See to it that up to `want` trials wait to be asked for; returns how many."""
+        """Ensure that up to `want` trials are waiting; return how many are."""
         trials = self.trials()
         waiting = sum(trial.state == TrialState.WAITING for trial in trials)
         taken = {slot_of(trial) for trial in trials}
         tried = {slot_of(trial): trial.params for trial in self.study.get_trials(deepcopy=False)}
         missing = [slot for slot in range(self.slots) if slot not in taken][: max(0, want - waiting)]
-        for slot in missing:  # a draw that was lost is tried again
+        for slot in missing:  # a slot whose trial was lost keeps its draw
             self.study.enqueue_trial(tried.get(slot, {}), user_attrs={"slot": slot})
         return min(want, waiting + len(missing))
 
     def ask(self) -> int:
-        """A trial with its draw, marked as this worker's."""
+        """Take a waiting trial, sample its draw, mark it as this worker's, and return its number."""
         if self.sampler == "tpe":
             before = sum(trial.state != TrialState.WAITING for trial in self.study.get_trials(deepcopy=False))
             self.study.sampler = TPESampler(seed=self.seed * 100_003 + before, n_startup_trials=16)
@@ -161,7 +161,7 @@ class Study:
         return trial.number
 
     def end_lost(self) -> None:
-        """End the trials of workers that have fallen silent: their slots are free again."""
+        """Fail the trials of workers whose heartbeat has stopped, which frees their slots."""
         time_now, beats = now(), self.study.user_attrs
         for trial in self.study.get_trials(deepcopy=False):
             if trial.state != TrialState.RUNNING or self.is_mine(trial):
@@ -177,7 +177,7 @@ class Study:
         return Claim(trial.number, slot_of(trial), dict(trial.params))
 
     def report(self, accuracies: Mapping[int, float], step: int) -> None:
-        """Intermediate results of trials, by number."""
+        """Store intermediate results of trials, by number."""
         trials = {trial.number: trial for trial in self.study.get_trials(deepcopy=False)}
         for number, accuracy in accuracies.items():
             if not trials[number].state.is_finished():
@@ -185,7 +185,7 @@ class Study:
                     self.storage.set_trial_intermediate_value(trials[number]._trial_id, step, accuracy)
 
     def tell(self, number: int, state: TrialState, accuracy: float | None = None) -> None:
-        """The end of a trial; once it has ended, in whatever way, nothing changes it."""
+        """End a trial; one that has already ended stays unchanged."""
         with contextlib.suppress(ValueError, RuntimeError):  # Optuna: the trial has already finished
             self.study.tell(number, accuracy, state, skip_if_finished=True)
 
@@ -194,12 +194,12 @@ class Study:
 
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[None]:
-        """Says every few seconds that this worker lives, also while it compiles."""
+        """Record regularly, from a thread, that this worker is alive, also while it compiles."""
         over = threading.Event()
 
         def keep_beating() -> None:
             while not over.wait(self.lost_after / 4):
-                with contextlib.suppress(SQLAlchemyError):  # the next one may get through
+                with contextlib.suppress(SQLAlchemyError):  # the next heartbeat may succeed
                     self.beat()
 
         self.beat()
@@ -213,13 +213,13 @@ class Study:
 
 
 def now() -> float:
-    """Seconds by the clock that workers of several machines share."""
+    """Wall-clock time in seconds, comparable between hosts."""
     return time.time()
 
 
 @contextlib.contextmanager
 def one_at_a_time(url: str) -> Iterator[None]:
-    """Optuna hands a waiting trial to one worker only by locking its row, which SQLite cannot: lock a file there."""
+    """For SQLite, lock a file: Optuna locks a row to give a waiting trial to one worker only, which SQLite cannot."""
     database = sqlalchemy.make_url(url)
     if database.get_backend_name() != "sqlite" or not database.database:
         yield
@@ -229,7 +229,7 @@ def one_at_a_time(url: str) -> Iterator[None]:
 
 
 def open_study(url: str, name: str) -> tuple[optuna.Study, RDBStorage]:
-    """The study of this name in a database, made if it is new."""
+    """Open the study of this name in a database, or create it."""
     shown = url
     try:
         shown = sqlalchemy.make_url(url).render_as_string(hide_password=True)
@@ -247,7 +247,7 @@ def open_study(url: str, name: str) -> tuple[optuna.Study, RDBStorage]:
 
 
 def open_storage(url: str, engine: dict[str, Any]) -> RDBStorage:
-    """Optuna's tables in a database, made if there are none; another worker may be making them at this moment."""
+    """Open or create Optuna's tables in a database; retry, as another worker may be creating them at the same time."""
     for _ in range(10):
         with contextlib.suppress(IntegrityError, ProgrammingError, StorageInternalError):
             return RDBStorage(url, engine_kwargs=engine)

@@ -1,31 +1,31 @@
-"""What requests and responses look like, and how large a request may be."""
+"""Schemas of requests and responses, and limits on the size of a request."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
 EXAMPLES = 2000
-"""Of one request."""
+"""Maximum examples per request."""
 CLASSES = 100
-"""Of one task."""
+"""Maximum classes per task."""
 WIDTH = 100_000
-"""Numbers of one example, whatever the model."""
+"""Maximum numbers per example, for any model."""
 LABEL = 100
-"""Letters of a label."""
+"""Maximum characters of a label."""
 ANSWERS = 50_000
-"""Probabilities in one response: examples times classes."""
+"""Maximum probabilities per response: examples times classes."""
 COLUMNS = 10_000
-"""Of a table."""
+"""Maximum columns of a table."""
 ROWS = 10_000
-"""Of a table."""
+"""Maximum rows of a table."""
 POINTS = 200
-"""Of a function."""
+"""Maximum points of a function."""
 FUNCTIONS = 200
-"""Sampled at once."""
+"""Maximum functions sampled per request."""
 STROKES, STROKE_POINTS = 100, 2000
-"""Of a drawing, and of a stroke."""
+"""Maximum strokes of a drawing, and points of a stroke."""
 NUMBER = 1e30
-"""No number may be larger: its square must be finite in single precision too."""
+"""Maximum absolute value of a number; it must be finite in single precision too."""
 
 Label = Annotated[str, StringConstraints(min_length=1, max_length=LABEL)]
 ModelName = Annotated[str, Field(max_length=200, examples=["miniimagenet"])]
@@ -42,7 +42,7 @@ Kind = Literal["vectors", "drawings", "functions"]
 
 
 class Exact(BaseModel):
-    """No field but those that are known."""
+    """A schema that forbids unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -61,7 +61,7 @@ class ModelCard(Exact):
 
 
 class Inputs(Exact):
-    """Examples as rows of numbers, or as drawings: strokes, each a list of points x, y, with y downwards."""
+    """Examples as rows of numbers, or as drawings: lists of strokes, each a list of points x, y; y points down."""
 
     examples: Examples | None = None
     drawings: Drawings | None = None
@@ -81,7 +81,7 @@ class Adapt(Inputs):
 
 
 class AdaptedTask(Exact):
-    """A classifier that is kept for a while under a name."""
+    """An adapted classifier, kept for a while under the name `task`."""
 
     task: str
     classes: list[str]
@@ -96,7 +96,7 @@ class Predict(Inputs):
 
 
 class Prediction(Exact):
-    """The most probable class."""
+    """The most probable class of an example, and the probabilities of all classes."""
 
     class_: str = Field(serialization_alias="class")
     probability: float
@@ -105,19 +105,19 @@ class Prediction(Exact):
 
 
 class Predictions(Exact):
-    """In the order of the examples."""
+    """Predictions in the order of the examples."""
 
     predictions: list[Prediction]
 
 
 class FilePredictions(Predictions):
-    """With the row of the file that each is about, counted from 0."""
+    """Predictions for a file, with the row of each, counted from 0."""
 
     rows: list[int]
 
 
 class AdaptedFile(AdaptedTask, FilePredictions):
-    """A classifier made of the rows with a label, and its predictions for the others."""
+    """A classifier adapted to the labelled rows of a file, and its predictions for the unlabelled rows."""
 
     counts: dict[str, int] = Field(description="Labelled rows of each class.")
 
@@ -132,7 +132,7 @@ class Points(Exact):
 
 
 class Stage(Exact):
-    """Sampled functions at one moment of their adaptation."""
+    """Sampled functions at one stage of their adaptation."""
 
     name: str
     functions: list[list[float]]
@@ -141,13 +141,13 @@ class Stage(Exact):
 
 
 class Functions(Exact):
-    """Functions that explain the points, on a grid over x, at each stage."""
+    """Functions that explain the points, on a grid over x, at each stage of their adaptation."""
 
     x: list[float]
     stages: list[Stage]
 
 
 class Problem(Exact):
-    """What is wrong, in one line."""
+    """An error, described in one line."""
 
     detail: str

@@ -1,4 +1,4 @@
-"""What the latent steps do to sampled functions, stage by stage."""
+"""Sampled functions at each stage of adaptation, to show the effect of the latent steps."""
 
 import dataclasses
 from typing import NamedTuple
@@ -18,9 +18,9 @@ from metaleo.tasks.sines_and_lines import DOMAIN
 from metaleo.tasks.task import Batch
 
 GRID = np.linspace(*DOMAIN, 101, dtype=np.float32)
-"""Where functions are told."""
+"""The x at which functions are evaluated."""
 POINTS, AT_ONCE = 32, 32
-"""Few points are filled up to so many, and functions are sampled so many at a time: one program serves nearly all."""
+"""Minimum padded number of points, and functions sampled per call: one compiled program serves nearly all requests."""
 
 
 class Stages(NamedTuple):
@@ -31,9 +31,9 @@ class Stages(NamedTuple):
 
 
 def sample_stages(leo: LEO, points: np.ndarray, count: int, seed: int) -> Stages:
-    """Before any latent step, after each, and after fine-tuning where the model does that.
+    """Functions before any latent step, after each, and after fine-tuning if the model does that.
 
-    The last stage holds the functions of `LEORegressor` with the same `random_state`.
+    The last stage holds the same functions as `LEORegressor` with the same `random_state`.
     """
     padded = max(POINTS, padded_length(len(points)))
     support = Batch(pad(points[:, :1], padded), pad(points[:, 1:], padded), jnp.arange(padded) < len(points))
@@ -49,7 +49,7 @@ def sample_stages(leo: LEO, points: np.ndarray, count: int, seed: int) -> Stages
 
 
 def function_model(learner: Learner) -> LEO:
-    """The learner, if it is one of functions from a number to a number."""
+    """The learner, if it models functions from one number to one number; otherwise raises `BadInput`."""
     if not isinstance(learner, LEO) or (learner.network.inputs, learner.network.targets) != ((1,), (1,)):
         raise BadInput("of models that predict numbers, only a LEO of functions from one number to one can be shown")
     return learner
@@ -71,7 +71,7 @@ def path(leo: LEO, support: Batch, key: PRNGKeyArray) -> Float[Array, "stage cod
     one_step = dataclasses.replace(leo, latent_steps=1)
 
     def step(code, drawn):
-        now = Noise(weights=None if drawn is None else jnp.stack([drawn, drawn]))  # the second is for after the last
+        now = Noise(weights=None if drawn is None else jnp.stack([drawn, drawn]))  # `descend_codes` skips the last
         after, _ = one_step.descend_codes(code, support, now)
         return after, after
 

@@ -1,4 +1,4 @@
-"""What every request passes first: whose it is, how many they are, how large and how slow it may be."""
+"""Checks on every request before the application receives it: host, origin, rate limit, size and time limit."""
 
 import asyncio
 import collections
@@ -23,13 +23,13 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-"""Of every response: the page loads nothing from elsewhere and nobody may frame it."""
+"""Headers of every response: the page loads nothing from other origins, and no page may frame it."""
 ADDRESSES = 10_000
-"""Clients whose rate is remembered; the one that was silent for longest is forgotten first."""
+"""Maximum clients whose rate is tracked; the least recently active client is evicted first."""
 
 
 class Refused(Exception):
-    """An answer before the application has seen the request."""
+    """A request that is rejected before it reaches the application."""
 
     def __init__(self, status: int, detail: str):
         super().__init__(detail)
@@ -37,7 +37,7 @@ class Refused(Exception):
 
 
 class Rates:
-    """A token bucket for each client: `burst` requests at once, `rate` per second in the long run."""
+    """One token bucket per client: `burst` requests at once, `rate` per second in the long run."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic):
         self.rate, self.burst, self.clock = rate, burst, clock
@@ -55,7 +55,7 @@ class Rates:
 
 
 class Guard:
-    """ASGI middleware: the application gets requests with their whole body, and only such as are in order."""
+    """ASGI middleware: passes only valid requests to the application, each with its whole body."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Guard:
         self.hosts = None if hosts is None else {host.lower() for host in hosts}
         self.body_bytes, self.body_seconds, self.bodies_bytes = body_bytes, body_seconds, bodies_bytes
         self.held = 0
-        """Bytes of all bodies that are being read or worked on."""
+        """Bytes of all bodies that are being read or processed."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,7 +97,7 @@ class Guard:
         return None
 
     def check_sender(self, scope: Message, headers: dict[str, str]) -> None:
-        """A page of another origin may neither call this server nor pretend that its own name leads here."""
+        """Refuse other origins, other host names (DNS rebinding), and clients that exceed the rate limit."""
         host = headers.get("host", "")
         if self.hosts is not None and host_name(host) not in self.hosts:
             raise Refused(403, f"this server does not answer to the name {host[:100]!r}")
@@ -109,7 +109,7 @@ class Guard:
             raise Refused(429, f"too many requests: {self.rates.rate:g} per second are answered")
 
     async def read(self, receive: Receive, chunks: list[bytes]) -> None:
-        """All of the body. What is too large is read to its end and dropped, so that the client hears why."""
+        """Read the whole body. If it is too large, read to its end and drop it, so that the client gets the error."""
         refused = None
         try:
             async with asyncio.timeout(self.body_seconds):
@@ -134,7 +134,7 @@ class Guard:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """The body in one piece, then whatever else comes."""
+    """A `receive` that returns the body in one message, then all further messages."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
@@ -153,7 +153,7 @@ async def respond(send: Send, refused: Refused) -> None:
 
 
 def host_name(host: str) -> str:
-    """Without the port; an IPv6 address in brackets."""
+    """The host without its port; an IPv6 address keeps its brackets."""
     host = host.lower()
     return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
 
@@ -161,7 +161,7 @@ def host_name(host: str) -> str:
 def origin_host(origin: str) -> str:
     try:
         return urlsplit(origin).netloc.lower()
-    except ValueError:  # brackets that are no address
+    except ValueError:  # brackets without a valid address
         return ""
 
 

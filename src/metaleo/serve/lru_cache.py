@@ -1,4 +1,4 @@
-"""Adapted tasks between requests: a bounded number of them, under names that nobody can guess."""
+"""An LRU cache that holds adapted tasks between requests, under names that cannot be guessed."""
 
 import collections
 import secrets
@@ -8,14 +8,14 @@ Value = TypeVar("Value")
 
 
 class CacheEntry(NamedTuple, Generic[Value]):
-    """A kept value and what it weighs."""
+    """A cached value and its size in bytes."""
 
     value: Value
     size: int
 
 
 class LRUCache(Generic[Value]):
-    """At most `most` values of at most `most_bytes` together; the least recently used goes first."""
+    """Holds at most `most` values of at most `most_bytes` in total; evicts the least recently used first."""
 
     def __init__(self, most: int, most_bytes: int):
         self.most, self.most_bytes, self.bytes = most, most_bytes, 0
@@ -25,7 +25,7 @@ class LRUCache(Generic[Value]):
         return len(self.entries)
 
     def add(self, value: Value, size: int) -> str:
-        """Keep it, and say under which name. The newest stays, whatever it weighs."""
+        """Store a value and return its name. The newest value is never evicted, whatever its size."""
         name = secrets.token_urlsafe(16)
         self.entries[name] = CacheEntry(value, size)
         self.bytes += size
@@ -35,7 +35,7 @@ class LRUCache(Generic[Value]):
         return name
 
     def get(self, name: str) -> Value | None:
-        """What is kept under this name, if it still is."""
+        """The value of this name, or None if it is not in the cache."""
         if name not in self.entries:
             return None
         self.entries.move_to_end(name)

@@ -1,4 +1,4 @@
-"""The models that are served: found once, at the start."""
+"""The models that are served, loaded once at start-up."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,13 +18,13 @@ from metaleo.serve.api import Kind, ModelCard
 from metaleo.serve.function_stages import function_model
 
 SAMPLES = {"miniimagenet": "sample", "intents": "intents"}
-"""Rows inside this package that a model is for."""
+"""Built-in data with example rows for a model."""
 Embed = Callable[[Sequence[Any]], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ServedModel:
-    """A model, what it is for, and how it sees drawings if it does."""
+    """A model, the kind of examples it takes, and its function to embed drawings, if any."""
 
     name: str
     kind: Kind
@@ -33,7 +33,7 @@ class ServedModel:
 
     @property
     def sample(self) -> str | None:
-        """Rows of its kind inside this package, by name."""
+        """The name of built-in data with example rows for this model, if any."""
         source = SAMPLES.get(self.name) or self.model.header.get("config", {}).get("data")
         return source if self.kind == "vectors" and source in BUILTIN else None
 
@@ -51,12 +51,12 @@ class ServedModel:
         )
 
     def rows(self, examples: list[list[float]] | None, drawings: Sequence[Any] | None) -> np.ndarray:
-        """What the model is to see, [example, dim]."""
+        """The model's input rows, [example, dim]."""
         if drawings is not None:
             if self.embed is None:
                 raise BadInput(f"{self.name} takes rows of numbers as examples, not drawings")
             return self.embed(drawings)
-        assert examples is not None  # a request has either
+        assert examples is not None  # a request has exactly one of the two
         if self.embed is not None:
             raise BadInput(f"{self.name} takes drawings, not examples")
         dim = self.model.structure.dim
@@ -67,7 +67,7 @@ class ServedModel:
 
 
 def load_served_models(more: Sequence[Path] = ()) -> dict[str, ServedModel]:
-    """The models of this package, and those of run folders and model files, by name."""
+    """The built-in models, and those in run folders or model files, by name."""
     models = {name: serve_model(name, Path(name)) for name in BUILTIN_MODELS}
     for path in more:
         name = (

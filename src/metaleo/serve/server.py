@@ -1,4 +1,4 @@
-"""The application: limits, routes, and the page."""
+"""The server application: limits, API routes and the web page."""
 
 import asyncio
 import contextlib
@@ -56,49 +56,49 @@ from metaleo.serve.uploads import read_upload
 
 PAGE = Path(str(importlib.resources.files("metaleo") / "serve" / "page"))
 HEAD_SECONDS = 10.0
-"""For the head of a request to arrive on an open connection."""
+"""Maximum seconds for the head of a request to arrive on an open connection."""
 Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the server lets itself be burdened with. How large one request may be in detail is in `api`."""
+    """Resource limits of the server. `metaleo.serve.api` has the detailed limits on a request."""
 
     body_bytes: int = 8 * 2**20
-    """Of one request."""
+    """Maximum bytes of one request body."""
     body_seconds: float = 10.0
-    """For a whole request to arrive."""
+    """Maximum seconds for a whole request to arrive."""
     bodies_bytes: int = 48 * 2**20
-    """Of all requests that are in work at one time; parsed, they may take ten times as much."""
+    """Maximum bytes of all request bodies in progress; parsed, they may take ten times as much."""
     file_bytes: int = 64 * 2**20
-    """Of a file that is sent, once unpacked."""
+    """Maximum bytes of an uploaded file, once unpacked."""
     tasks: int = 512
-    """Adapted tasks that are kept."""
+    """Maximum adapted tasks in the cache."""
     tasks_bytes: int = 256 * 2**20
-    """Of all kept tasks."""
+    """Maximum bytes of all cached tasks."""
     rate: float = 1000.0
-    """Requests per second from one address, in the long run."""
+    """Maximum requests per second from one address, in the long run."""
     burst: int = 2000
-    """Requests at once from one address."""
+    """Maximum requests at once from one address."""
     threads: int = 2
-    """That adapt and predict."""
+    """Threads that adapt and predict."""
     waiting: int = 64
-    """Requests that wait for these threads."""
+    """Maximum requests that wait for these threads or run in them."""
     connections: int = 512
-    """At one time."""
+    """Maximum simultaneous connections."""
     shapes: int = 100
-    """Kinds of tasks (number of classes, of examples) whose compiled programs are kept."""
+    """Maximum task shapes (number of classes, of examples) whose compiled programs are kept."""
 
 
 class ServedTask(NamedTuple):
-    """An adapted classifier and the model that it is of."""
+    """An adapted classifier and the model that it was adapted from."""
 
     served: ServedModel
     adapted: AdaptedClassifier
 
 
 class StrictRequest(Request):
-    """JSON without NaN, and without the depth at which a parser runs out of stack."""
+    """Parses JSON, and refuses NaN and nesting so deep that a parser runs out of stack."""
 
     async def json(self) -> Any:
         try:
@@ -130,7 +130,7 @@ class InferenceService:
         self.shapes: set[tuple[str, str, int, int]] = set()
 
     async def work(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """In a thread, so that the event loop stays free; refused where too many wait already."""
+        """Run a function in a thread, so that the event loop stays free; refuse if too many requests wait already."""
         if self.waiting >= self.limits.waiting:
             raise HTTPException(503, "busy: too many requests are waiting; try again in a moment", {"Retry-After": "1"})
         self.waiting += 1
@@ -176,7 +176,7 @@ class InferenceService:
         return [Prediction(class_=one.pop("class"), **one) for one in found]
 
     def remember(self, shape: tuple[str, str, int, int]) -> None:
-        """Each shape is compiled once; of too many, all are forgotten, since programs take memory."""
+        """Record a compiled shape; if there are too many, discard all compiled programs, since they take memory."""
         if shape not in self.shapes and len(self.shapes) >= self.limits.shapes:
             self.shapes.clear()
             jax.clear_caches()
@@ -186,7 +186,7 @@ class InferenceService:
         return self.cache.add(task, 4096 + sum(leaf.nbytes for leaf in jax.tree.leaves(task.adapted.head)))
 
     def warm_up(self) -> None:
-        """Compile what the first visitor would wait for."""
+        """Compile the programs that the first requests would otherwise wait for."""
         for served in self.models.values():
             if served.kind == "functions":
                 sample_stages(function_model(served.model.learner), np.zeros((1, 2), np.float32), 24, 0)
@@ -211,7 +211,7 @@ def adapt_file(
     if len(unknown) > EXAMPLES:
         raise BadInput(f"{len(unknown):,} rows are without a label; {EXAMPLES:,} may be predicted at once")
     task = service.adapt(served, rows[known], [labels[index] for index in known])
-    about = {**task.adapted.about, "columns": list(table.columns)}  # later tables may have them in another order
+    about = {**task.adapted.about, "columns": list(table.columns)}  # later tables may have another column order
     task = task._replace(adapted=dataclasses.replace(task.adapted, about=about))
     counts = {name: labels.count(name) for name in task.adapted.classes}
     found = service.predict(task, rows[unknown], unsure_below)
@@ -222,7 +222,7 @@ def adapt_file(
 
 
 def example_table(served: ServedModel) -> str:
-    """A CSV file of real rows: five unseen classes, three rows of each with a label and two without."""
+    """A CSV file of real rows from five unseen classes: three rows of each with a label and two without."""
     if served.sample is None:
         raise BadInput(f"there are no example rows for {served.name}")
     unseen = load_builtin(served.sample).subset("test")
@@ -238,7 +238,7 @@ def example_table(served: ServedModel) -> str:
 
 
 def explain(error: RequestValidationError) -> str:
-    """The first thing that is wrong, in one line."""
+    """The first validation error, in one line."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
     message = first["msg"].removeprefix("Value error, ")
@@ -267,7 +267,7 @@ FILE_BODY = {"requestBody": {"required": True, "content": {"application/octet-st
 def make_app(
     models: dict[str, ServedModel], limits: Limits | None = None, hosts: tuple[str, ...] | None = None
 ) -> FastAPI:
-    """The server; with `hosts`, for requests to one of these names only."""
+    """Create the application; with `hosts`, it answers only requests to these host names."""
     limits = limits or Limits()
     service = InferenceService(models, limits)
     app = FastAPI(
@@ -299,12 +299,12 @@ def make_app(
 
     @app.get("/api/models", responses=PROBLEMS)
     async def list_models() -> list[ModelCard]:
-        """The models that are served."""
+        """List the models that are served."""
         return [served.card() for served in service.models.values()]
 
     @app.post("/api/adapt", responses=PROBLEMS)
     async def adapt_examples(request: Adapt) -> AdaptedTask:
-        """Make a classifier of a few labelled examples."""
+        """Make a classifier from a few labelled examples."""
         served = service.model(request.model)
 
         def work() -> ServedTask:
@@ -315,7 +315,7 @@ def make_app(
 
     @app.post("/api/predict", responses=PROBLEMS)
     async def predict_examples(request: Predict) -> Predictions:
-        """Classify examples by a task that was adapted before."""
+        """Classify examples with a task that was adapted before."""
         task = service.task(request.task)
 
         def work() -> list[Prediction]:
@@ -325,7 +325,7 @@ def make_app(
 
     @app.post("/api/functions", responses=PROBLEMS)
     async def sample_functions(request: Points) -> Functions:
-        """Sample functions that explain a few points, and see what each step of adaptation does to them."""
+        """Sample functions that explain a few points, and show how each step of adaptation changes them."""
         leo = function_model(service.model(request.model, functions=True).model.learner)
         points = np.asarray(request.points, np.float32)
         stages = await service.work(sample_stages, leo, points, request.functions, request.seed)
@@ -344,7 +344,7 @@ def make_app(
         name: FileName = "table.csv",
         unsure_below: UnsureBelow = 0.5,
     ) -> AdaptedFile:
-        """Make a classifier of the rows of a file that have a label, and classify those that have none."""
+        """Make a classifier from the labelled rows of a file, and classify its unlabelled rows."""
         served, body = service.model(model), await request.body()
         if served.embed is not None:
             raise BadInput(f"{model} takes drawings, not rows of numbers")
@@ -360,7 +360,7 @@ def make_app(
         name: FileName = "table.csv",
         unsure_below: UnsureBelow = 0.5,
     ) -> FilePredictions:
-        """Classify all rows of a file; their labels, if any, are not looked at."""
+        """Classify all rows of a file; their labels, if any, are ignored."""
         found, body = service.task(task), await request.body()
         if found.served.embed is not None:
             raise BadInput(f"{found.served.name} takes drawings, not rows of numbers")
@@ -377,7 +377,7 @@ def make_app(
 
     @app.get("/api/example.csv", responses={**PROBLEMS, 200: {"content": {"text/csv": {}}}}, response_class=Response)
     async def example(model: Annotated[str, Query(max_length=200)] = "miniimagenet") -> Response:
-        """A small table for a model: real rows of classes that it has never seen."""
+        """Download a small table for a model: real rows of classes that it has never seen."""
         text = await service.work(example_table, service.model(model))
         return Response(text, media_type="text/csv", headers={
             "content-disposition": f'attachment; filename="{model}-example.csv"'})  # fmt: skip
@@ -399,12 +399,12 @@ def make_app(
 
 
 def numbers(values: np.ndarray) -> list[Any]:
-    """As many digits as a screen can show."""
+    """Round to four decimals, as many as a screen can show."""
     return values.astype(np.float64).round(4).tolist()
 
 
 class TimedProtocol(H11Protocol):
-    """Connections on which no head of a request is completed are closed; uvicorn itself would wait for ever."""
+    """Closes connections on which no request head is completed in time; uvicorn itself would wait for ever."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -434,7 +434,7 @@ def make_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. It is told to be TCP by number: else asyncio leaves small packets waiting for 40 ms."""
+    """A bound socket. It names TCP explicitly: otherwise asyncio leaves Nagle's delay of 40 ms on small packets."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -449,7 +449,7 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(
     models: tuple[Path, ...], host: str, port: int, limits: Limits, show: bool, say: Callable[[str], None]
 ) -> None:
-    """Listen until interrupted."""
+    """Serve requests until interrupted."""
     with listen(host, port) as listener:
         say("loading the models …")
         hosts = ("localhost", "127.0.0.1", "[::1]", host) if is_loopback(host) else None

@@ -1,4 +1,4 @@
-"""Tables that somebody sends: read from memory, and refused where they would unpack to more than it holds."""
+"""Uploaded tables: read from memory, and refused if they would unpack to more than the limit."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ from metaleo.serve.api import COLUMNS, ROWS
 
 
 def read_upload(body: bytes, name: str, most: int) -> Table:
-    """A table from the bytes of a file, by the ending of its name; `most` bytes once unpacked."""
+    """Read a table from the bytes of a file, whose suffix defines the format; at most `most` bytes once unpacked."""
     path = Path(Path(name).name)
     checks = {".csv": check_csv, ".npz": check_npz, ".parquet": check_parquet}
     if path.suffix.lower() not in checks:
@@ -27,13 +27,13 @@ def read_upload(body: bytes, name: str, most: int) -> Table:
         checks[path.suffix.lower()](body, most)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
-    except Exception as error:  # whatever a damaged file makes the parsers say
+    except Exception as error:  # parsers may raise anything on a damaged file
         raise BadInput(f"{path} cannot be read ({' '.join(str(error).split())[:200]})") from error
     return read_table(path, content=body)
 
 
 def check_csv(body: bytes, most: int) -> None:
-    del most  # it is as large as it looks
+    del most  # CSV is not compressed
     check_rows(body.count(b"\n"))
     head = next(csv.reader(io.TextIOWrapper(io.BytesIO(body), "utf-8", newline="")), [])
     check_columns(len(head))
@@ -51,7 +51,7 @@ def check_npz(body: bytes, most: int) -> None:
 
 
 def check_parquet(body: bytes, most: int) -> None:
-    """Its numbers, and its longest texts as often as they may be repeated."""
+    """Check the size of the numbers, and of each text column as if all texts were as long as the longest."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -64,13 +64,13 @@ def check_parquet(body: bytes, most: int) -> None:
         check_size(sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks), most)
         texts = [schema.column(index).path for index in range(metadata.num_columns)
                  if schema.column(index).physical_type == "BYTE_ARRAY"]  # fmt: skip
-    if texts:  # as numbers into a list of different texts they take little room, however often they come
+    if texts:  # dictionary-encoded texts take little space, however often they are repeated
         table = pyarrow.parquet.read_table(pa.BufferReader(body), columns=texts, read_dictionary=texts)
         check_size(sum(len(column) * longest(column) for column in table.columns), most)
 
 
 def longest(column: Any) -> int:
-    """Bytes of the longest text of a column, or of all where they lie in lists."""
+    """Upper bound on the bytes of the longest text of a column; for texts in lists, the bytes of all."""
     import pyarrow as pa
 
     chunks = [chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk for chunk in column.chunks]

@@ -1,4 +1,4 @@
-"""Tasks: what a learner adapts to, and distributions of them."""
+"""Tasks that learners adapt to, and distributions over tasks."""
 
 from collections.abc import Callable
 
@@ -9,4 +9,4 @@ from metaleo.tasks.task import Task as Task
 from metaleo.tasks.task import Tasks as Tasks
 
 PROBLEMS: dict[str, Callable[[int, int], Tasks]] = {"sines-and-lines": SinesAndLines}
-"""Distributions of tasks that need no data, by name; called with shot and query."""
+"""Distributions over tasks that need no data, by name; each is called with shot and query."""

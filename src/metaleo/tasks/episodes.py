@@ -1,7 +1,7 @@
 """Episodes: N-way K-shot tasks sampled from a MetaSet, without replacement.
 
-Sampling is pure and jittable, at a cost that does not depend on how much data there is. Feature rows are read by row
-number inside compiled code, from the device's memory or from the host's.
+Sampling is pure and jittable, and its cost does not depend on the amount of data. Compiled code reads feature rows by
+row number, from device memory or from host memory.
 """
 
 import abc
@@ -19,7 +19,7 @@ from metaleo.tasks.task import Batch, Task, Tasks, normalise
 
 
 class Rows(eqx.Module):
-    """Where feature rows are kept."""
+    """Storage of feature rows."""
 
     @property
     @abc.abstractmethod
@@ -28,11 +28,11 @@ class Rows(eqx.Module):
 
     @abc.abstractmethod
     def take(self, rows: Int[Array, "*index"]) -> Float[Array, "*index dim"]:
-        """The rows of these numbers, normalised unless they are wanted as they are."""
+        """The rows with these numbers, normalised unless raw rows were requested."""
 
 
 class DeviceRows(Rows):
-    """All rows in the device's memory, normalised once or not at all."""
+    """All rows in device memory, normalised once or not at all."""
 
     features: Float[Array, "row dim"]
 
@@ -45,7 +45,7 @@ class DeviceRows(Rows):
 
 
 class HostRows(Rows):
-    """Rows left where they are, in host memory or in a mapped file larger than it; each fetch reads its own."""
+    """Rows that stay in host memory, or in a mapped file larger than it; each `take` reads only its own rows."""
 
     metaset: MetaSet = eqx.field(static=True)
     normalised: bool = eqx.field(static=True, default=True)
@@ -64,27 +64,27 @@ class HostRows(Rows):
 
 
 def place_rows(metaset: MetaSet, on_device: bool = True, *, normalised: bool = True) -> Rows:
-    """The features where tasks read them: in the device's memory, or left on the host where they do not fit.
+    """Place the features where tasks read them: in device memory, or on the host if they do not fit there.
 
-    Not `normalised`: vectors as they are in the file, instead of at length one.
+    With `normalised=False`, vectors stay as they are in the file instead of being scaled to length one.
     """
     if not on_device:
         return HostRows(metaset, normalised)
     prepare = jax.jit(normalise) if normalised else jnp.asarray
     features = jnp.zeros(metaset.features.shape, jnp.float32)
-    for start, slab in metaset.slabs():  # nothing is held twice, nor are slabs read ahead of their turn
+    for start, slab in metaset.slabs():  # no second copy of the features, and no slabs read ahead
         features = jax.block_until_ready(with_slab(features, prepare(slab), start))
     return DeviceRows(features)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def with_slab(features: Float[Array, "row dim"], slab: Float[Array, "slab dim"], start: Int[Array, ""]):
-    """The same features, with a slab in its place."""
+    """The same features, with a slab of rows written at `start`."""
     return jax.lax.dynamic_update_slice(features, slab, (start, 0))
 
 
 class EpisodeIndices(eqx.Module):
-    """A task before its features are fetched: row numbers. `present` is false where a class has run out."""
+    """A task as row numbers, before its features are read. `present` is false for padding."""
 
     support: Int[Array, "way shot"]
     query: Int[Array, "way query"]
@@ -92,9 +92,9 @@ class EpisodeIndices(eqx.Module):
 
 
 class Episodes(Tasks):
-    """N-way K-shot tasks over some classes: `sample(key)` is one of them. `Episodes.over` makes them.
+    """N-way K-shot tasks over a set of classes: `sample(key)` draws one. Create them with `Episodes.over`.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import Episodes, load_data
         >>> episodes = Episodes.over(load_data("sample").subset("train"), way=5, shot=1, query=15)
@@ -119,11 +119,11 @@ class Episodes(Tasks):
             metaset: The classes, for instance `load_data(file).subset("train")`.
             way: Classes per task.
             shot: Support examples per class.
-            query: Query examples per class; None means all the rest, as the paper validates and tests.
-            rows: The features, where several subsets share them; by default they are copied to the device.
+            query: Query examples per class; None means all the rest, as in the paper's validation and test.
+            rows: The features, if several subsets share them; by default they are copied to the device.
 
         Returns:
-            A distribution of tasks.
+            A distribution over tasks.
         """
         check_classes(metaset, way, shot, query)
         return cls(
@@ -141,7 +141,7 @@ class Episodes(Tasks):
         return self.gather(self.sample_indices(key))
 
     def sample_indices(self, key: PRNGKeyArray) -> EpisodeIndices:
-        """Distinct classes in random order, and distinct images of each."""
+        """Draw distinct classes in random order, and distinct images of each."""
         class_key, image_key = jax.random.split(key)
         classes = sample_without_replacement(class_key, len(self.counts), self.way)
         starts, counts = self.starts[classes], self.counts[classes]
@@ -159,7 +159,7 @@ class Episodes(Tasks):
         return EpisodeIndices(self.row_of[starts[:, None] + support], self.row_of[starts[:, None] + query], present)
 
     def gather(self, indices: EpisodeIndices) -> Task:
-        """The task with these row numbers."""
+        """Read the features of these row numbers, and build the task."""
 
         def batch(rows, present):
             inputs = self.rows.take(rows.reshape(-1))  # (way * image, dim)
@@ -174,8 +174,8 @@ class Episodes(Tasks):
 def sample_without_replacement(key: PRNGKeyArray, total: int | Int[Array, ""], count: int) -> Int[Array, " {count}"]:
     """`count` distinct integers below `total`, in random order.
 
-    A Fisher-Yates shuffle that remembers only the cells it has written, so `total` may be any size: at step i
-    a cell j below total - i is drawn, its content is the result, and the last cell's content moves there.
+    A Fisher-Yates shuffle that stores only the cells it has written, so `total` may be any size. Step i draws a cell j
+    below total - i, returns its content, and moves the content of the last remaining cell to j.
     """
     left = total - jnp.arange(count, dtype=jnp.int32)
     draws = jax.random.randint(key, (count,), 0, left, jnp.int32)
@@ -197,7 +197,7 @@ def sample_without_replacement(key: PRNGKeyArray, total: int | Int[Array, ""], c
 
 
 def check_classes(metaset: MetaSet, way: int, shot: int, query: int | None) -> None:
-    """Every class must be able to fill its part of a task."""
+    """Raise `BadInput` if there are too few classes, or too few examples in a class, for a task."""
     for name, number, least in (("way", way, 2), ("shot", shot, 1), ("query", 1 if query is None else query, 1)):
         if number < least:
             raise BadInput(f"{name}={number} must be at least {least}")
@@ -215,7 +215,7 @@ def check_classes(metaset: MetaSet, way: int, shot: int, query: int | None) -> N
 
 
 def check_enough(metaset: MetaSet, way: int) -> None:
-    """Refuse classes that are too few for tasks of so many, and say what else to do."""
+    """Raise `BadInput`, with alternatives, if there are too few train or val classes for `way`-way tasks."""
     train, val = (metaset.splits.count(split) for split in ("train", "val"))
     if train and min(train, val) < way:
         most = min(train, val)
@@ -227,7 +227,7 @@ def check_enough(metaset: MetaSet, way: int) -> None:
 
 
 def advice(metaset: MetaSet, way: int) -> str | None:
-    """What to tell somebody whose classes are just enough for tasks of so many; nothing if all is well."""
+    """A warning if there are barely enough train classes for `way`-way tasks, or None."""
     train = metaset.splits.count("train")
     if train < 4 * way:
         return (

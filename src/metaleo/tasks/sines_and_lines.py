@@ -1,4 +1,4 @@
-"""Sines and lines: noisy functions of one number, seen at a few points (Section 4.1, Appendix A.1)."""
+"""Sines and lines: noisy functions of one number, observed at a few points (Section 4.1, Appendix A.1)."""
 
 import equinox as eqx
 import jax
@@ -11,11 +11,11 @@ from metaleo.tasks.task import Batch, Task, Tasks
 
 DOMAIN = (-5.0, 5.0)
 NOISE = 0.3
-"""Standard deviation of what is added to every target."""
+"""Standard deviation of the noise on every target."""
 AMPLITUDE, PHASE = (0.1, 5.0), (0.0, jnp.pi)
 SLOPE, INTERCEPT = (-3.0, 3.0), (-3.0, 3.0)
 CELLS = 160
-"""Of the grid over each parameter on which posteriors are computed."""
+"""Grid cells per parameter when computing posteriors."""
 
 
 class Curve(eqx.Module):
@@ -30,13 +30,13 @@ class Curve(eqx.Module):
 
 
 class SinesAndLines(Tasks):
-    """Half of the tasks are sines, half are lines, seen with noise: an endless stream.
+    """An endless stream of regression tasks: half are sines, half are lines, observed with noise.
 
-    Args:
-        shot: Points of the support set.
-        query: Points of the query set.
+    Attributes:
+        shot: Points in the support set.
+        query: Points in the query set.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import SinesAndLines
         >>> SinesAndLines(shot=5).sample(jax.random.key(0)).support.inputs.shape
@@ -55,7 +55,7 @@ class SinesAndLines(Tasks):
         return self.draw(key)[1]
 
     def draw(self, key: PRNGKeyArray) -> tuple[Curve, Task]:
-        """A function, and a task made of it."""
+        """Draw a function, and a task of noisy points on it."""
         curve_key, input_key, noise_key = jax.random.split(key, 3)
         curve = draw_curve(curve_key)
         x = jax.random.uniform(input_key, (self.shot + self.query,), minval=DOMAIN[0], maxval=DOMAIN[1])
@@ -82,18 +82,19 @@ def points(x: Float[Array, " point"], y: Float[Array, " point"]) -> Batch:
     return Batch(x[:, None], y[:, None], jnp.ones(len(x), bool))
 
 
-# What can be known of a task
+# Least squares and posteriors
 
 
 def bases(x: Float[Array, " point"]) -> Float[Array, "2 point 2"]:
-    """Both families are linear in two numbers: A cos φ and -A sin φ times sin x and cos x; a and b times x and 1."""
+    """Both families are linear in two numbers: A cos φ, -A sin φ multiply sin x, cos x; and a, b multiply x, 1."""
     return jnp.stack([jnp.stack([jnp.sin(x), jnp.cos(x)], 1), jnp.stack([x, jnp.ones_like(x)], 1)])
 
 
 def fit(x: Float[Array, " point"], y: Float[Array, " point"]) -> tuple[Float[Array, "2 2"], Float[Array, " 2"]]:
-    """The best sine and the best line by least squares, of any parameters: two numbers each, and the RMS residual.
+    """The best sine and the best line by least squares, with parameters of any size.
 
-    By orthogonalising the two functions at the points; one that is no more than the other is left out.
+    Returns two coefficients and the RMS residual of each family. It orthogonalises the two basis functions at the
+    points; if the second is a multiple of the first there, it is left out.
     """
 
     def fit_one(basis: Float[Array, "point 2"]) -> tuple[Float[Array, " 2"], Float[Array, ""]]:
@@ -102,7 +103,7 @@ def fit(x: Float[Array, " point"], y: Float[Array, " point"]) -> tuple[Float[Arr
         unit = first / jnp.maximum(length, 1e-12)
         shared = unit @ second
         rest = second - shared * unit
-        rest -= (unit @ rest) * unit  # again, for what rounding has left
+        rest -= (unit @ rest) * unit  # again, to remove rounding error
         own = jnp.linalg.norm(rest)
         other = jnp.where(own > 1e-5 * jnp.linalg.norm(second), rest / jnp.maximum(own, 1e-12), 0.0)
         slope = (other @ y) / jnp.maximum(own, 1e-12)
@@ -115,27 +116,27 @@ def fit(x: Float[Array, " point"], y: Float[Array, " point"]) -> tuple[Float[Arr
 
 
 class Posterior(eqx.Module):
-    """What the points say, by Bayes' rule over both families and all parameters in their ranges."""
+    """The posterior given some points, by Bayes' rule over both families and all parameters in their ranges."""
 
-    sine: Float[Array, ""]  # the probability that it is one
-    coefficients: Float[Array, "2 2"]  # their mean, for sines and for lines
+    sine: Float[Array, ""]  # probability that the function is a sine
+    coefficients: Float[Array, "2 2"]  # posterior mean, for sines and for lines
     best_rms: Float[Array, " 2"]  # of the best sine and the best line on the grid
 
     def mean(self, x: Float[Array, " point"]) -> Float[Array, " point"]:
-        """The prediction that no other beats in mean squared error."""
+        """The posterior mean at x, which minimises the expected squared error."""
         families = jnp.einsum("fpc,fc->fp", bases(x), self.coefficients)
         return self.sine * families[0] + (1 - self.sine) * families[1]
 
 
 class Candidates(eqx.Module):
-    """Every function on a grid over both parameters of both families, and how probable the points make it."""
+    """All functions on a grid over both parameters of both families, with their posterior probabilities."""
 
     coefficients: Float[Array, "2 cell 2"]
-    squares: Float[Array, "2 cell"]  # of the residuals, summed over the points
+    squares: Float[Array, "2 cell"]  # squared residuals, summed over the points
     odds: Float[Array, "2 cell"]
 
     def draw(self, key: PRNGKeyArray, count: int, x: Float[Array, " point"]) -> Float[Array, "draw point"]:
-        """Functions, each as often as it is probable."""
+        """Sample functions from the posterior, and evaluate them at x."""
         below = jnp.cumsum(self.odds.reshape(-1))
         cells = jnp.searchsorted(below, below[-1] * jax.random.uniform(key, (count,)))
         cells = jnp.minimum(cells, len(below) - 1)
@@ -144,7 +145,7 @@ class Candidates(eqx.Module):
 
 
 def candidates(support: Batch) -> Candidates:
-    """By Bayes' rule, each family with half of the prior."""
+    """Functions and their posterior probabilities, by Bayes' rule; each family has half of the prior."""
     x, y = support.inputs[:, 0], support.targets[:, 0]
 
     def grid(ends: tuple[float, float]) -> Float[Array, " cell"]:
@@ -162,7 +163,7 @@ def candidates(support: Batch) -> Candidates:
 
 
 def posterior(support: Batch) -> Posterior:
-    """What is probable, in a few numbers."""
+    """Summarise the posterior given a support set."""
     found = candidates(support)
     families = found.odds.sum(1)
     means = jnp.einsum("fk,fkc->fc", found.odds, found.coefficients) / jnp.maximum(families, 1e-30)[:, None]
@@ -171,7 +172,7 @@ def posterior(support: Batch) -> Posterior:
 
 
 def is_ambiguous(known: Posterior, least: float = 0.25) -> Bool[Array, ""]:
-    """A sine and a line both explain the points within the noise, and neither is much more probable."""
+    """Whether a sine and a line both explain the points within the noise, and neither is much more probable."""
     return (known.best_rms <= NOISE).all() & (jnp.minimum(known.sine, 1 - known.sine) >= least)
 
 
@@ -183,7 +184,7 @@ def looks_like_a_sine(x: Float[Array, " point"], y: Float[Array, " point"]) -> B
 
 @jax.jit
 def may_be_ambiguous(tasks: SinesAndLines, keys: Key[Array, " task"]) -> Bool[Array, " task"]:
-    """A hundredth of the work of a posterior, and misses none."""
+    """A fast necessary condition for ambiguity: it misses no ambiguous task, at a hundredth of a posterior's cost."""
 
     def one(key: PRNGKeyArray) -> Bool[Array, ""]:
         support = tasks.sample(key).support
@@ -198,7 +199,7 @@ def task_is_ambiguous(tasks: SinesAndLines, key: PRNGKeyArray) -> Bool[Array, ""
 
 
 def find_ambiguous(tasks: SinesAndLines, key: PRNGKeyArray, count: int, attempts: int = 200_000) -> list[PRNGKeyArray]:
-    """Keys of the first ambiguous tasks of the stream: `count`, or as many as there are."""
+    """Keys of the first `count` ambiguous tasks of the stream, or of as many as `attempts` tasks contain."""
     chunk, found = 10_000, []
     for first in range(0, attempts, chunk):
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(first, first + chunk))

@@ -1,4 +1,4 @@
-"""What a learner is given: a support set to adapt to, and a query set to predict."""
+"""Tasks: a support set to adapt to, and a query set to predict."""
 
 import abc
 
@@ -12,13 +12,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 class Batch(eqx.Module):
     """Examples with their targets.
 
-    Args:
-        inputs: A row per example.
-        targets: One-hot rows for classification, so that the number of ways is part of the shape; for regression, what
-            is to be predicted.
-        mask: Rows where it is false are padding: they change nothing.
+    Attributes:
+        inputs: One row per example.
+        targets: One-hot rows for classification, so that the number of ways is part of the shape; for regression, the
+            values to predict.
+        mask: False for padding rows, which have no effect on any result.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from metaleo import Batch
         >>> Batch(jnp.ones((3, 4)), jnp.eye(3), jnp.ones(3, bool)).way
@@ -34,24 +34,24 @@ class Batch(eqx.Module):
         return self.targets.shape[1]
 
     def weights(self) -> Float[Array, " example"]:
-        """What to multiply with, to average over the examples that are no padding."""
+        """Weights of the mean over all examples except padding."""
         present = self.mask.astype(self.inputs.dtype)
         return present / present.sum()
 
     def class_weights(self) -> Float[Array, "way example"]:
-        """What to multiply with, to average over each class's examples: 1 / (their number), and 0 elsewhere."""
+        """Weights of the mean over each class's examples: 1 / (their number), and 0 elsewhere."""
         members = self.targets * self.mask[:, None].astype(self.targets.dtype)
         return (members / members.sum(0, keepdims=True)).T
 
 
 class Task(eqx.Module):
-    """One problem.
+    """One learning problem.
 
-    Args:
+    Attributes:
         support: The few examples to learn from (D^tr of the paper).
         query: The examples to predict (D^val of the paper).
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import Episodes, load_data
         >>> task = Episodes.over(load_data("sample"), way=5, shot=1, query=15).sample(jax.random.key(0))
@@ -64,12 +64,12 @@ class Task(eqx.Module):
 
 
 class Tasks(eqx.Module):
-    """A distribution p(T) over problems: `sample(key)` is one of them, always the same for the same key.
+    """A distribution p(T) over tasks: `sample(key)` draws one, always the same for the same key.
 
-    `Episodes` and `SinesAndLines` are such; one of your own is a subclass with a pure `sample(key)`. Where drawing one
-    takes many tiny steps, `sample_indices` does those for many tasks beforehand, and `gather` the rest.
+    `Episodes` and `SinesAndLines` are such distributions. To add another, define a subclass with a pure `sample(key)`.
+    If sampling takes many tiny steps, `sample_indices` does them for many tasks in advance; `gather` does the rest.
 
-    Example:
+    Examples:
         >>> import jax
         >>> import jax.numpy as jnp
         >>> from metaleo import Batch, Task, Tasks
@@ -93,14 +93,14 @@ class Tasks(eqx.Module):
 
     @property
     def numbers(self) -> int:
-        """About how many numbers a task holds: how many tasks are taken at once depends on it."""
+        """Approximate count of numbers in a task; it determines how many tasks are processed at once."""
         return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(self.sample, jax.random.key(0))))
 
 
 def key_apart(key: PRNGKeyArray) -> PRNGKeyArray:
-    """A key for what is done to the task of this key: none that drawing the task may use.
+    """A key for processing the task of this key, distinct from all keys that sampling the task may use.
 
-    A small number would not do: `fold_in(key, 1)` is the same key as `split(key)[1]`.
+    A small number would not work: `fold_in(key, 1)` is the same key as `split(key)[1]`.
     """
     return jax.random.fold_in(key, 2**31 - 1)
 
@@ -111,18 +111,18 @@ def labelled(
     way: int,
     mask: Bool[Array, " example"] | None = None,
 ) -> Batch:
-    """A batch from integer labels, any number of examples per class.
+    """A batch from integer labels, with any number of examples per class.
 
     Args:
-        inputs: A vector per example.
+        inputs: One vector per example.
         labels: Integers in 0 … way - 1.
         way: Number of classes.
-        mask: False for rows that are padding; by default none is.
+        mask: False for padding rows; by default there are none.
 
     Returns:
         The examples with one-hot targets.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from metaleo import labelled
         >>> labelled(jnp.ones((3, 8)), jnp.array([0, 0, 1]), way=2).targets.tolist()
@@ -136,12 +136,12 @@ def normalise(vectors: Float[Array | np.ndarray, "*batch dim"]) -> Float[Array, 
     """x / |x|, as the authors' code does before anything else.
 
     Args:
-        vectors: Any number of them, along the last axis.
+        vectors: Any number of vectors, along the last axis.
 
     Returns:
         Vectors of length one; a zero vector stays zero.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from metaleo import normalise
         >>> normalise(np.array([3.0, 4.0])).round(1).tolist() == np.float32([0.6, 0.8]).tolist()

@@ -1,1 +1,1 @@
-"""Meta-training: the outer loop, many runs side by side, and run folders."""
+"""Meta-training: the outer loop, parallel runs, and run folders."""

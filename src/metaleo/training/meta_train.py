@@ -1,7 +1,7 @@
 """The outer loop: meta-training as a pure function of hyper-parameters and a key.
 
-A run is `start`, then `advance` (some meta-steps) and `validate` (keep the best so far, stop early) in turn. Each is
-pure and written for one run; five seeds, or the trials of a search, are a `vmap` of the same functions.
+A run is `start_run`, then `advance` (some meta-steps) and `validate` (keep the best learner, stop early) in turn. Each
+is a pure function of one run; five seeds, or the trials of a search, are a `vmap` of the same functions.
 """
 
 import functools
@@ -21,22 +21,22 @@ from metaleo.learners.base import HyperParams, Learner, Metrics
 from metaleo.tasks.task import Tasks
 
 CLIP = 0.1
-"""The paper clips the meta-gradient at this absolute value, and then its norm at the same."""
+"""The paper clips each entry of the meta-gradient to this absolute value, and then its norm to the same value."""
 
 
 class RunState(eqx.Module):
-    """All that a run needs to go on; `meta_train` returns the last one.
+    """The complete state of a run, enough to continue it; `meta_train` returns the last one.
 
     Attributes:
-        learner: As it is now.
-        optimiser: The state of Adam.
+        learner: The current learner.
+        optimiser: The state of the optimiser (Adam).
         step: Meta-steps taken.
         best: The learner at its best validation.
-        best_score: Its validation score: accuracy, or where there are no classes minus the query loss.
-        best_step: When that was.
-        stopped: Set by early stopping: from then on the state stays as it is.
+        best_score: Its validation score: accuracy, or without classes minus the query loss.
+        best_step: The meta-step of that validation.
+        stopped: Set by early stopping; from then on the state does not change.
 
-    Example:
+    Examples:
         >>> from metaleo import RunState
         >>> [field for field in RunState.__annotations__ if field.startswith("best")]
         ['best', 'best_score', 'best_step']
@@ -52,7 +52,7 @@ class RunState(eqx.Module):
 
     @property
     def skipped(self) -> Int[Array | np.ndarray, "*runs"]:
-        """Meta-steps not taken because their gradient was not finite."""
+        """Meta-steps skipped because their gradient was not finite."""
         return self.optimiser.total_notfinite
 
     @property
@@ -61,7 +61,7 @@ class RunState(eqx.Module):
 
 
 def clip_each_norm(limit: float) -> optax.GradientTransformation:
-    """Clip the norm of every tensor by itself, as the authors' code does."""
+    """Clip the norm of each tensor separately, as the authors' code does."""
 
     def clip(gradients, _):
         return jax.tree.map(lambda g: g * (limit / jnp.maximum(jnp.linalg.norm(g), limit)), gradients)
@@ -70,9 +70,9 @@ def clip_each_norm(limit: float) -> optax.GradientTransformation:
 
 
 def make_optimiser(clip: str = "global") -> optax.GradientTransformation:
-    """Adam behind the paper's two clips; a step with a NaN or Inf in its gradient changes nothing and is counted.
+    """Adam after the paper's two clips; a step with NaN or Inf in its gradient is skipped and counted.
 
-    The learning rate is a hyper-parameter, hence applied by `advance`. `clip` says whose norm is clipped: that of
+    The learning rate is a hyper-parameter, so `advance` applies it. `clip` selects the norm that is clipped: that of
     the whole meta-gradient (`global`, the paper) or of each tensor (`per-tensor`, the authors' code).
     """
     norm = {"global": optax.clip_by_global_norm, "per-tensor": clip_each_norm}[clip](CLIP)
@@ -81,13 +81,13 @@ def make_optimiser(clip: str = "global") -> optax.GradientTransformation:
 
 
 def as_tree(learner: Learner) -> Any:
-    """A learner is a tree of arrays, which Optax's type hints cannot know."""
+    """Cast for Optax's type hints, which do not know that a learner is a tree of arrays."""
     return learner
 
 
 def start_run(learner: Learner, optimiser: optax.GradientTransformation) -> RunState:
     """The state before the first step."""
-    learner = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), learner)  # no weak types: they compile twice
+    learner = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), learner)  # weak types would compile twice
     zero = jnp.zeros((), jnp.int32)
     return RunState(
         learner,
@@ -108,7 +108,7 @@ def meta_gradient(
     keys: Key[Array, " task"],
     engine: Engine,
 ) -> tuple[Learner, dict[str, Float[Array, " task"]]]:
-    """∇φ of the mean loss over a meta-batch of tasks, regularised, and the diagnostics of each task."""
+    """∇φ of the mean loss over a meta-batch of tasks plus the regulariser, and the diagnostics of each task."""
 
     def objective(learner):
         losses, infos = engine.meta_losses(learner, tasks, indices, hyper, keys)
@@ -120,7 +120,7 @@ def meta_gradient(
 MetaGradient = Callable[
     [Learner, Tasks, PyTree, HyperParams, Key[Array, " task"]], tuple[Learner, dict[str, Float[Array, " task"]]]
 ]
-"""`meta_gradient` by some engine."""
+"""`meta_gradient` with a given engine."""
 
 
 def advance(
@@ -135,11 +135,11 @@ def advance(
     unroll: int = 1,
     gradient: MetaGradient | None = None,
 ) -> tuple[RunState, Metrics]:
-    """`num_steps` meta-steps (Algorithm 1, lines 3-17), and the means of their diagnostics.
+    """Take `num_steps` meta-steps (Algorithm 1, lines 3-17); also returns the means of their diagnostics.
 
-    Step t uses `fold_in(key, t)` alone, so a run that was cut anywhere goes on as if it had not been. The learning
-    rate stays, or falls to zero over `decay_over` steps along half a cosine. `unroll`: so many steps are one turn of
-    the loop.
+    Step t uses only `fold_in(key, t)`, so an interrupted run continues as if it had never stopped. The learning rate is
+    constant, or falls to zero over `decay_over` steps along half a cosine. Each iteration of the loop takes `unroll`
+    steps.
     """
     gradient = gradient or functools.partial(meta_gradient, engine=choose_engine(state.learner))
     numbers = state.step + jnp.arange(num_steps)
@@ -147,7 +147,7 @@ def advance(
     done = jnp.zeros(num_steps) if decay_over is None else numbers.astype(jnp.float32) / decay_over
     rates = hyper.learning_rate * (1 + jnp.cos(jnp.pi * done)) / 2
     keys = jax.vmap(lambda k: jax.random.split(k, (2, meta_batch)))(keys)  # (step, task or noise, meta_batch)
-    indices = jax.vmap(jax.vmap(tasks.sample_indices))(keys[:, 0])  # once for all steps: these kernels are tiny
+    indices = jax.vmap(jax.vmap(tasks.sample_indices))(keys[:, 0])  # for all steps at once: these kernels are tiny
 
     def meta_step(carry, now):
         learner, optimiser_state = carry
@@ -167,7 +167,7 @@ def advance(
 
 
 ValidationScore = Callable[[Learner, Tasks, PRNGKeyArray, Int[Array, " task"]], Float[Array, ""]]
-"""`evaluation.mean_merit` by some engine."""
+"""`mean_validation_score` with a given engine."""
 
 
 def validate(
@@ -178,8 +178,10 @@ def validate(
     num_tasks: int,
     score: ValidationScore = mean_validation_score,
 ) -> tuple[RunState, Float[Array, ""]]:
-    """Score on the validation tasks of `key`; the best learner is kept, and `patience` steps without a better one
-    stop the run."""
+    """Score the learner on the validation tasks of `key`, and keep it if it is the best so far.
+
+    The run stops after `patience` meta-steps without a better score.
+    """
     found = score(state.learner, tasks, key, jnp.arange(num_tasks))
     better = found > state.best_score
     validated = eqx.tree_at(
@@ -214,26 +216,26 @@ def meta_train(
     patience: int = 2**31 - 1,
     decay: bool = False,
 ) -> tuple[RunState, Float[Array, " validations"]]:
-    """A whole run, one pure function of (hyper, key): five seeds, or the trials of a search, are a `vmap` of it.
+    """A whole run as a pure function of (hyper, key): five seeds, or the trials of a search, are a `vmap` of it.
 
     Args:
-        make_learner: Makes a fresh learner from a key.
-        hyper: Learning rate and weights of the terms of the loss.
-        key: Of everything random.
+        make_learner: Creates a new learner from a key.
+        hyper: Learning rate and weights of the loss terms.
+        key: Key for all randomness.
         training: Tasks to learn from.
-        validation: Tasks to choose by; without any, others of the training tasks: enough where those never end.
-        optimiser: By default Adam behind the paper's two clips of the meta-gradient.
+        validation: Tasks that select the best learner; by default other draws of `training`, enough if it is endless.
+        optimiser: By default Adam after the paper's two clips of the meta-gradient.
         steps: Meta-steps.
         meta_batch: Tasks per meta-step.
         validate_every: Meta-steps between validations.
         validation_tasks: Tasks per validation.
-        patience: Meta-steps without a better validation after which the run stops early.
-        decay: Let the learning rate fall to zero along half a cosine.
+        patience: Meta-steps without a better validation score after which the run stops early.
+        decay: Whether the learning rate falls to zero along half a cosine.
 
     Returns:
         The final state, whose `best` is the learner at its best validation; and the score at each validation.
 
-    Example:
+    Examples:
         >>> import jax
         >>> from metaleo import LEO, Episodes, HyperParams, linear_network, load_data, meta_train
         >>> data = load_data("sample")
@@ -258,5 +260,5 @@ def meta_train(
 
 
 def split_run_key(key: PRNGKeyArray) -> tuple[PRNGKeyArray, PRNGKeyArray, PRNGKeyArray]:
-    """Keys for the initial weights and for the meta-steps of a run; validation tasks are the same for every run."""
+    """Keys for the initial weights, the meta-steps and the validation tasks; the last is the same for every run."""
     return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1), jax.random.key(2019)

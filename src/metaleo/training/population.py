@@ -1,8 +1,8 @@
-"""Runs side by side: seeds or trials are replicas in one program, sharded over the devices of one host or of several.
+"""Parallel runs: seeds or trials are replicas in one program, sharded over the devices of one host or of several.
 
-Replicas are independent: nothing is exchanged while they run. Several hosts do this together when
-each starts the same command with JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID in its
-environment (or under a scheduler that JAX knows); the first one writes the files, which all must be able to read.
+Replicas are independent and exchange nothing while they run. To use several hosts, start the same command on each, with
+JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID in its environment (or under a scheduler that
+JAX knows). The first host writes the files, which all hosts must be able to read.
 """
 
 import functools
@@ -31,12 +31,12 @@ from metaleo.training.meta_train import (
 
 
 def replicas_for(runs: int) -> int:
-    """As many replicas as runs, rounded up so that every device has the same number; a single run has all devices."""
+    """Number of runs, rounded up so that every device has equally many; a single run on one host uses all devices."""
     return 1 if runs == 1 and jax.process_count() == 1 else -(-runs // jax.device_count()) * jax.device_count()
 
 
 def shard_replicas(tree: PyTree, replicas: int) -> PyTree:
-    """Arrays with an entry per run, as replicas on the devices; the last run also fills the replicas that are left."""
+    """Shard arrays with one entry per run over the devices; copies of the last run fill up the replicas."""
 
     def fill(leaf: Array | np.ndarray) -> Array | np.ndarray:
         missing = replicas - len(leaf)
@@ -46,14 +46,14 @@ def shard_replicas(tree: PyTree, replicas: int) -> PyTree:
 
 
 def gather_to_host(tree: PyTree, runs: int) -> PyTree:
-    """The entries of the runs, on the host, without the replicas that only fill up."""
+    """Gather the entries of the runs on the host, without the replicas that only fill up."""
     if jax.process_count() > 1:
         tree = multihost_utils.process_allgather(tree, tiled=True)
     return jax.tree.map(lambda leaf: np.asarray(leaf)[:runs], tree)
 
 
 def map_replicas(function: Callable[..., Any], replicas: int, axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """`jax.vmap` over replicas, a part of them on each device; without the cost of an axis where there is one."""
+    """`jax.vmap` over replicas, split among the devices; a single replica avoids the cost of a batch axis."""
     if replicas == 1:
         return map_single(function, axes)
     mapped = jax.vmap(function, axes)
@@ -64,7 +64,7 @@ def map_replicas(function: Callable[..., Any], replicas: int, axes: tuple[int | 
 
 
 def map_single(function: Callable[..., Any], axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """A population of one."""
+    """`map_replicas` for a single replica: drops the leading axis and adds it again."""
 
     def single(*arguments: PyTree) -> PyTree:
         def sample_indices(axis, argument):
@@ -80,12 +80,12 @@ def replicas_per_device(replicas: int) -> int:
 
 
 def sharing_tasks(replicas: int, tasks: int) -> bool:
-    """Whether the devices share out the tasks of a single run, instead of runs."""
+    """Whether the devices split the tasks of a single run, instead of runs."""
     return replicas == 1 and can_share(tasks)
 
 
 def shared_gradient(gradient: MetaGradient) -> MetaGradient:
-    """The same, every device with a part of the tasks."""
+    """The same gradient, with the tasks split among the devices."""
 
     def of_part(*arguments: Any) -> Any:
         direction, infos = gradient(*arguments)
@@ -95,7 +95,7 @@ def shared_gradient(gradient: MetaGradient) -> MetaGradient:
 
 
 def shared_score(score: ValidationScore) -> ValidationScore:
-    """The same, every device with a part of the tasks."""
+    """The same score, with the tasks split among the devices."""
 
     def of_part(*arguments: Any) -> Any:
         return mean_over_devices(score(*arguments))
@@ -107,7 +107,7 @@ def shared_score(score: ValidationScore) -> ValidationScore:
 def compile_advance(
     engine: Engine, replicas: int, num_steps: int, meta_batch: int, clip: Clip, decay_over: int | None = None
 ) -> Callable[..., Any]:
-    """`advance` for all replicas at once, compiled; nearly always for one and the same number of steps."""
+    """`advance` for all replicas, compiled; nearly every call has the same number of steps."""
     gradient = functools.partial(meta_gradient, engine=engine)
     advance_some = functools.partial(
         advance,
@@ -117,7 +117,7 @@ def compile_advance(
         decay_over=decay_over,
         unroll=2
         if replicas == 1 and num_steps % 2 == 0 and jax.default_backend() == "gpu"
-        else 1,  # 8 µs less per step
+        else 1,  # saves 8 µs per step
         gradient=shared_gradient(gradient) if sharing_tasks(replicas, meta_batch) else gradient,
     )
     return jit(map_replicas(advance_some, replicas, (0, 0, 0, None)), loops=True, donate_argnums=0)
@@ -125,7 +125,7 @@ def compile_advance(
 
 @functools.cache
 def compile_validate(engine: Engine, replicas: int, num_tasks: int) -> Callable[..., Any]:
-    """`validate` for all replicas at once, compiled."""
+    """`validate` for all replicas, compiled."""
     score = functools.partial(mean_validation_score, engine=engine)
     score = shared_score(score) if sharing_tasks(replicas, num_tasks) else score
     validate_all = functools.partial(validate, num_tasks=num_tasks, score=score)
@@ -133,5 +133,5 @@ def compile_validate(engine: Engine, replicas: int, num_tasks: int) -> Callable[
 
 
 def report_every() -> int:
-    """Meta-steps between reports, at most: about a second's worth, so also how long Ctrl-C may take."""
+    """Maximum number of meta-steps between reports: about one second, which is also the latency of Ctrl-C."""
     return 100 if jax.default_backend() == "cpu" else 500

@@ -1,8 +1,8 @@
-"""Training runs: a folder whose run can be watched, stopped, killed and resumed without a trace in its result.
+"""Training runs in folders: stopping, killing and resuming a run does not change its result.
 
 RUN/config.json          everything that decides the result
-RUN/metrics.jsonl        a line per report and seed
-RUN/state.safetensors    all that is needed to go on
+RUN/metrics.jsonl        one line per report and seed
+RUN/state.safetensors    all that is needed to resume
 RUN/model.safetensors    the best learner so far (model-<seed>.safetensors with several seeds)
 RUN/curves.png           accuracy over meta-steps
 """
@@ -46,21 +46,21 @@ from metaleo.training.population import (
 )
 
 SAVE_SECONDS = 2.0
-"""Least time between two saves of the state."""
+"""Minimum time between two saves of the state."""
 OLD_LEAF_NAMES = {"best_score": "best_merit"}
-"""What version 0.1 called them in state.safetensors."""
+"""Names of leaves in state.safetensors of version 0.1."""
 MOST_SKIPPED_IN_A_ROW = 100
-"""Non-finite meta-gradients in a row after which a run gives up."""
+"""Consecutive non-finite meta-gradients after which a run aborts."""
 
 
 def create_run_folder(folder: Path, config: TrainConfig, overwrite: bool) -> None:
-    """Claim a folder for a new run, and write down its configuration."""
+    """Claim a folder for a new run, and write its configuration."""
     if is_first_host():
         claim_run_folder(folder, config.to_json(), overwrite)
 
 
 def resume_config(folder: Path, steps: int | None) -> TrainConfig:
-    """The configuration of the run in a folder; it may be given more steps than it was started with."""
+    """The configuration of the run in a folder; `steps`, if given, replaces its number of meta-steps."""
     config_path = folder / "config.json"
     if not config_path.is_file():
         raise BadInput(f"nothing to resume: {folder} has no config.json")
@@ -81,14 +81,14 @@ def resume_config(folder: Path, steps: int | None) -> TrainConfig:
 
 
 class TrainingRun:
-    """One run of `config.seeds` seeds, trained side by side."""
+    """One run of `config.seeds` seeds, trained in parallel."""
 
     def __init__(self, config: TrainConfig, folder: Path, metaset: MetaSet | None = None):
         self.config, self.folder = config, folder
         self.class_names: tuple[str, ...] = ()
         if config.data in PROBLEMS:
             tasks = PROBLEMS[config.data](config.shot, config.query)
-            training, validation = tasks, tasks  # an endless stream, from keys of their own
+            training, validation = tasks, tasks  # an endless stream, with separate keys for each
         else:
             metaset = load_data(config.data) if metaset is None else metaset
             training, validation = self.episodes(metaset)
@@ -105,10 +105,10 @@ class TrainingRun:
         self.validation_key, self.patience = replicate((keys[0][2], patience))
         self._saved_at = 0.0
         self.steps_per_second = 0.0
-        """Of the last few meta-steps, of all seeds together, without validation."""
+        """Speed of the last few meta-steps, over all seeds together, without validation."""
 
     def episodes(self, metaset: MetaSet) -> tuple[Episodes, Episodes]:
-        """Tasks to learn from, and tasks to validate on."""
+        """Training tasks and validation tasks."""
         config = self.config
         if metaset.dim != config.structure.dim:
             raise BadInput(f"{config.data} has {metaset.dim} features, the run was made for {config.structure.dim}")
@@ -119,7 +119,7 @@ class TrainingRun:
         return training, Episodes.over(metaset.subset("val"), config.way, config.shot, None, rows)
 
     def check_classes(self) -> None:
-        """Refuse to go on with other training classes than the run began with: a file may change under its name."""
+        """Raise `BadInput` if the data file has changed, and with it the training classes of the run."""
         for path in self.folder.glob("model*.safetensors"):
             before = tuple(read_header(path).get("classes", ()))
             if before != self.class_names:
@@ -129,7 +129,7 @@ class TrainingRun:
                 )
 
     def start(self) -> RunState:
-        """The state before the first step; a tail starts from its network."""
+        """The state before the first step; in joint training, the tail starts from its backbone."""
         joint = self.config.joint
         return self.begin(None if joint is None else Tail.of(load_backbone(Path(joint))))
 
@@ -153,7 +153,7 @@ class TrainingRun:
         self._saved_at = time.monotonic()
 
     def save_models(self, state: RunState) -> None:
-        """The best learner of each seed, once there is one."""
+        """Save the best learner of each seed, once there is one."""
         for index, seed in enumerate(self.seeds):
             if not np.isfinite(state.best_score[index]):
                 continue
@@ -170,14 +170,14 @@ class TrainingRun:
             save_model(self.folder / self.model_name(seed), learner, self.config.structure, header)
 
     def named_score(self, value: Any) -> dict[str, Any]:
-        """A validation score as it is written down: an accuracy, or without classes a loss."""
+        """A validation score as files store it: an accuracy, or without classes a loss."""
         return {"validation_loss": -value} if self.config.data in PROBLEMS else {"validation_accuracy": value}
 
     def model_name(self, seed: int) -> str:
         return "model.safetensors" if len(self.seeds) == 1 else f"model-{seed}.safetensors"
 
     def train(self, report: Callable[[list[Record]], None]) -> RunState:
-        """Go on from the last saved state to the end; `report` hears of every few steps, a record per seed."""
+        """Train from the last saved state to the end; `report` receives a record per seed every few steps."""
         config, runs = self.config, self.config.seeds
         state = self.load()
         step, stopped = int(state.step.max()), np.array(state.stopped)
@@ -209,7 +209,7 @@ class TrainingRun:
                 stopped = now_stopped
                 log.write(records)
                 stopping = any_host(bool(asked_to_stop))  # a signal after this line waits for the next save
-                # hosts save together, and their clocks differ
+                # several hosts must save together, but their clocks differ
                 due = jax.process_count() == 1 and time.monotonic() - self._saved_at > SAVE_SECONDS
                 if validated or stopping or due:
                     reached = gather_to_host(state, runs)
@@ -229,8 +229,8 @@ class TrainingRun:
         return gather_to_host(state, runs)
 
     def calibrate(self, state: RunState) -> None:
-        """Give the models of a finished run their temperatures, learned on tasks of validation classes."""
-        seen = "val" in self.config.train_on  # classes that were trained on would make a model look too sure
+        """Learn the temperatures of a finished run's models, on tasks of validation classes."""
+        seen = "val" in self.config.train_on  # calibration on training classes would be over-confident
         if not isinstance(self.validation, Episodes) or seen or not is_first_host():
             return
         for seed, score in zip(self.seeds, state.best_score, strict=True):
@@ -240,7 +240,7 @@ class TrainingRun:
     def records(
         self, info: dict[str, np.ndarray], steps: np.ndarray, skipped: np.ndarray, stopped: np.ndarray
     ) -> list[Record]:
-        """What is worth writing down, for each seed that was still running."""
+        """A log record for each seed that was still running."""
         rows = []
         for index, seed in enumerate(self.seeds):
             if not stopped[index]:
@@ -250,8 +250,10 @@ class TrainingRun:
 
 
 def train_with_progress(run: TrainingRun, name: str, progress: Progress, how_to_resume: str) -> RunState:
-    """Train to the end; `progress` hears of speed, accuracy (or loss) on training tasks, and the best on validation
-    tasks so far. Whoever interrupts it is told how to resume."""
+    """Train to the end, and show speed, training accuracy (or loss) and the best validation scores in `progress`.
+
+    If interrupted, say how to resume.
+    """
     best: dict[int, dict[str, float]] = {}
     with progress.bar(name, run.config.steps, "compiling …") as bar:
 
@@ -276,7 +278,7 @@ VALIDATION_SCORES = ("validation_accuracy", "validation_loss")
 
 
 def describe_progress(records: list[Record], steps_per_second: float, best: list[dict[str, float]]) -> str:
-    """One line for people."""
+    """The state of training in one line, for the progress bar."""
     training = {name: records[0][name] for name in ("query_accuracy", "query_loss") if records[0].get(name) is not None}
     name = next(iter(training), None)
     note = f"{steps_per_second:,.0f} steps/s"
@@ -290,7 +292,7 @@ def describe_progress(records: list[Record], steps_per_second: float, best: list
 
 
 def format_score(score: dict[str, float], digits: int = 2) -> str:
-    """An accuracy in per cent, or a loss as it is."""
+    """An accuracy in per cent, or a loss unchanged."""
     ((name, value),) = score.items()
     return f"{100 * value:.{digits}f} %" if name.endswith("accuracy") else f"{value:.{digits + 1}f}"
 
