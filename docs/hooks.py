@@ -57,7 +57,7 @@ def on_page_markdown(markdown, page, **_):
 
 
 class Examples(griffe.Extension):
-    """`>>>` in a docstring is code, and lines like `name: meaning` are a list."""
+    """`>>>` in a docstring is code, and lines like `name: meaning` are a list, also those of `Args (of …)`."""
 
     def on_instance(self, *, obj, **_):
         if obj.docstring is None:
@@ -68,6 +68,10 @@ class Examples(griffe.Extension):
     def shaped(self, part: str) -> str:
         if part.startswith(">>> "):
             return f"```pycon\n{part}\n```"
+        if part.startswith("Args (of "):
+            title, *lines = part.splitlines()
+            listed = [re.sub(r"^    ([\w, ]+): ", r"- *\1*: ", line) for line in lines]
+            return "\n".join([f"**Parameters of {title[9:-2]}:**", "", *listed])
         if re.match(r"\w+: ", part) and part.count("\n"):
             return re.sub(r"^(\w+): ", r"- `\1`: ", part, flags=re.MULTILINE)
         return part

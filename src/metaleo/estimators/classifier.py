@@ -296,8 +296,8 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any) -> "LEOClassifier":  # noqa: N803
         """Adapt to these examples only; earlier ones are discarded."""
-        X, y = self.examples(X, y)  # noqa: N806
-        return self.remember(X, y, adapt(self.resolved(X), X, y))
+        X, y = self._validate(X, y)  # noqa: N806
+        return self._remember(X, y, adapt(self._resolve(X), X, y))
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "LEOClassifier":  # noqa: N803
         """Adapt to these examples and to all earlier ones; there may be new classes.
@@ -307,9 +307,9 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
         del classes
         if not hasattr(self, "X_"):
             return self.fit(X, y)
-        X, y = self.examples(X, y, reset=False)  # noqa: N806
+        X, y = self._validate(X, y, reset=False)  # noqa: N806
         X, y = np.concatenate([self.X_, X]), np.concatenate([self.y_, y])  # noqa: N806
-        return self.remember(X, y, adapt(self.resolved(X), X, y))
+        return self._remember(X, y, adapt(self._resolve(X), X, y))
 
     def fit_many(self, tasks: Sequence[tuple[Any, Any]]) -> "list[LEOClassifier]":
         """One classifier per pair of X and y, as from separate calls of `fit`, but adapted together."""
@@ -317,15 +317,15 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
         fresh = [type(self)(**settings) for _ in tasks]
         checked = check_together(tasks)
         if checked is None:  # check one by one, to report what is wrong with which task
-            checked = [one.examples(*task) for one, task in zip(fresh, tasks, strict=True)]
+            checked = [one._validate(*task) for one, task in zip(fresh, tasks, strict=True)]
         if not checked:
             return []
-        found = adapt_many(self.resolved(checked[0][0]), checked)
-        return [one.remember(X, y, own) for one, (X, y), own in zip(fresh, checked, found, strict=True)]
+        found = adapt_many(self._resolve(checked[0][0]), checked)
+        return [one._remember(X, y, own) for one, (X, y), own in zip(fresh, checked, found, strict=True)]
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The most probable class of each row."""
-        best = self.logits(X).argmax(1)
+        best = self._logits(X).argmax(1)
         return self.classes_[best]
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "query way"]:  # noqa: N803
@@ -333,11 +333,11 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
 
         Learners that need no training have no temperatures, so their probabilities are not calibrated.
         """
-        return softmax(self.logits(X))
+        return softmax(self._logits(X))
 
     def decision_function(self, X: Any) -> Float[np.ndarray, "query *way"]:  # noqa: N803
         """Logits, whose softmax is `predict_proba`; for two classes, the difference of the two logits."""
-        logits = self.logits(X)
+        logits = self._logits(X)
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
     def sample_classifiers(self, n: int, random_state: int | np.random.RandomState | None = 0) -> "list[LEOClassifier]":
@@ -347,16 +347,16 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(n, int | np.integer) or n < 1:
             raise BadInput(f"n must be a whole number of at least 1, not {n}")
         keys = jax.random.split(jax.random.key(check_random_state(random_state).randint(2**31)), n)
-        found = sample_heads(self.resolved(self.X_), self.X_, self.y_, keys)
-        samples = [self.fresh().remember(self.X_, self.y_, own) for own in found]
+        found = sample_heads(self._resolve(self.X_), self.X_, self.y_, keys)
+        samples = [self._fresh()._remember(self.X_, self.y_, own) for own in found]
         for one in samples:
             vars(one).update({name: value for name, value in vars(self).items() if name == "feature_names_in_"})
         return samples
 
-    def fresh(self) -> "LEOClassifier":
+    def _fresh(self) -> "LEOClassifier":
         return clone(self)  # type: ignore[return-value]
 
-    def resolved(self, X: np.ndarray) -> TrainedModel:  # noqa: N803
+    def _resolve(self, X: np.ndarray) -> TrainedModel:  # noqa: N803
         """The model to adapt."""
         if isinstance(self.model, Learner):
             return TrainedModel(self.model, Structure(dim=X.shape[1]), {})
@@ -364,23 +364,23 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
             raise BadInput(f"model must be a name, a path or a Learner, not {type(self.model).__name__}")
         return find_model(self.model, X.shape[1])
 
-    def examples(self, X: Any, y: Any, reset: bool = True) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
+    def _validate(self, X: Any, y: Any, reset: bool = True) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
         X, y = validate_data(self, X, y, dtype=np.float32, reset=reset)  # noqa: N806
         check_classification_targets(y)
         return X, y
 
-    def remember(self, X: np.ndarray, y: np.ndarray, found: AdaptedClassifier) -> "LEOClassifier":  # noqa: N803
+    def _remember(self, X: np.ndarray, y: np.ndarray, found: AdaptedClassifier) -> "LEOClassifier":  # noqa: N803
         self.X_, self.y_, self.classes_, self.adapted_ = X, y, np.array(found.classes, y.dtype), found
         self.n_features_in_ = X.shape[1]
         return self
 
-    def logits(self, X: Any) -> Float[np.ndarray, "query way"]:  # noqa: N803
+    def _logits(self, X: Any) -> Float[np.ndarray, "query way"]:  # noqa: N803
         check_is_fitted(self)
         return self.adapted_.logits(np.asarray(validate_data(self, X, dtype=np.float32, reset=False)))
 
 
 def check_together(tasks: Sequence[tuple[Any, Any]]) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """The tasks as `LEOClassifier.examples` returns them, or None unless all are valid arrays of one width."""
+    """The tasks as `LEOClassifier._validate` returns them, or None unless all are valid arrays of one width."""
     pairs = [(X, np.asarray(y)) for X, y in tasks]
     shapes = {(X.ndim, X.shape[1:], X.dtype) for X, _ in pairs if isinstance(X, np.ndarray)}
     alike = len(shapes) == 1 and all(isinstance(X, np.ndarray) and y.shape == X.shape[:1] for X, y in pairs)

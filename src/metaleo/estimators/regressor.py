@@ -60,7 +60,7 @@ class LEORegressor(RegressorMixin, BaseEstimator):
         if not isinstance(self.n_functions, int | np.integer) or self.n_functions < 1:
             raise BadInput(f"n_functions must be a whole number of at least 1, not {self.n_functions}")
         X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)  # noqa: N806
-        self.check_width(X, inputs)
+        self._check_width(X, inputs)
         self.targets_ndim_ = np.ndim(y)
         y = np.asarray(y, np.float32).reshape(len(X), -1)
         if y.shape[1:] != targets:
@@ -81,35 +81,35 @@ class LEORegressor(RegressorMixin, BaseEstimator):
 
         This is the uncertainty about the function; it does not include the noise of an observation.
         """
-        functions = self.evaluate(X)  # (function, example, target)
-        mean = self.shaped(functions.mean(0))
-        return (mean, self.shaped(functions.std(0))) if return_std else mean
+        functions = self._evaluate(X)  # (function, example, target)
+        mean = self._shape(functions.mean(0))
+        return (mean, self._shape(functions.std(0))) if return_std else mean
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0) -> np.ndarray:  # noqa: N803
         """Values of randomly chosen functions of the fit: (example, sample), or (example, target, sample).
 
         Each sample is one function at all x, drawn without replacement if there are at least `n_samples` functions.
         """
-        functions = self.evaluate(X)
+        functions = self._evaluate(X)
         if n_samples < 1:
             raise BadInput(f"n_samples must be at least 1, not {n_samples}")
         again = n_samples > len(functions)
         picks = check_random_state(random_state).choice(len(functions), n_samples, replace=again)
-        return np.moveaxis(np.stack([self.shaped(one) for one in functions[picks]]), 0, -1)
+        return np.moveaxis(np.stack([self._shape(one) for one in functions[picks]]), 0, -1)
 
-    def evaluate(self, X: Any) -> np.ndarray:  # noqa: N803
+    def _evaluate(self, X: Any) -> np.ndarray:  # noqa: N803
         check_is_fitted(self)
         leo = resolve_regressor(self.model)
         X = validate_data(self, X, dtype=np.float32, reset=False)  # noqa: N806
-        self.check_width(X, leo.network.inputs)
+        self._check_width(X, leo.network.inputs)
         padded = padded_length(len(X))
         return np.asarray(predict_many(leo, jnp.asarray(self.parameters_), pad(X, padded)))[:, : len(X)]
 
-    def check_width(self, X: np.ndarray, inputs: tuple[int, ...]) -> None:  # noqa: N803
+    def _check_width(self, X: np.ndarray, inputs: tuple[int, ...]) -> None:  # noqa: N803
         if X.shape[1:] != inputs:
             raise BadInput(f"X has {X.shape[1]} features; the model was trained for {inputs[0]}")
 
-    def shaped(self, values: np.ndarray) -> np.ndarray:
+    def _shape(self, values: np.ndarray) -> np.ndarray:
         """Values in the format of y in `fit`: one number per example, or a row."""
         return values[:, 0] if self.targets_ndim_ == 1 else values
 
