@@ -92,8 +92,8 @@ def test_python_runs(name, tmp_path, monkeypatch):
 
 
 def check_readme(names, printed):
-    assert printed.startswith("[")
-    assert names["mean"].shape == names["std"].shape == (2,)
+    assert names["rows"].shape == (3, 100, 640)
+    assert float(printed) > 0.7
 
 
 def check_regression(names, _):
