@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from helpers.runs import make_run
 from helpers.small import DIM, make_metaset, make_structure
 from metaleo import data
 from metaleo.checkpoints import load_model
-from metaleo.cli import as_flags, main
+from metaleo.cli import Command, as_flags, main
 from metaleo.cli.train import Train
 from metaleo.config.presets import PRESETS
 from metaleo.evaluation import regression as sines_and_lines
@@ -134,7 +135,7 @@ def test_functions_from_training_to_figure(here, capsys, monkeypatch):
 
 
 def test_bad_input_around_functions(here, capsys):
-    assert "unknown problem 'cosines'; known: sines-and-lines" in fails(capsys, "train", "--problem", "cosines")
+    assert "unknown problem 'cosines'; known are sines-and-lines" in fails(capsys, "train", "--problem", "cosines")
     assert "give one of them" in fails(capsys, "train", *FUNCTIONS, "--data", "features.npz")
     assert "ridge has no network to choose" in fails(capsys, "train", *FUNCTIONS, "--learner", "ridge")
     assert "--shot 0 must be at least 1" in fails(capsys, "train", *FUNCTIONS, "--shot", "0")
@@ -391,3 +392,35 @@ def test_errors_of_the_library_speak_python_and_commands_speak_flags():
     assert as_flags(said, command) == (
         "--keep-prob 0.0 and max_way=3: choose another --out, or --resume; the column `shot`, --steps and --way -1"
     )
+
+
+def test_help_fits_a_screen_and_names_every_command(capsys):
+    main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    main([])
+    assert capsys.readouterr().out.splitlines() == lines
+    named = {line[12:].split()[0] for line in lines[2:]}
+    assert named == {get_args(one)[1].name for one in get_args(Command)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("trian",), "metaleo: unknown command 'trian': did you mean train? "),
+        (("train", "--stepz", "5"), "metaleo: unknown flag --stepz; did you mean --steps?"),
+        (("analyse", "codes", "x", "--taskz=4"), "metaleo: unknown flag --taskz=4; did you mean --tasks?"),
+        (("train", "--zzz"), "metaleo: unknown flag --zzz; see --help of the command"),
+        (("train", "extra"), "metaleo: unexpected argument 'extra'"),
+    ],
+)
+def test_a_typo_is_answered_in_one_line(capsys, arguments, said):
+    assert fails(capsys, *arguments).startswith(said)
+
+
+def test_names_are_listed(capsys):
+    main(["list"])
+    text = capsys.readouterr().out
+    assert all(f"  {name}" in text for name in (*PRESETS, "meta-sgd", "intents", "wrn-28-10", "closed-form"))
+    assert list(told(capsys, "list", "models")) == ["models"]

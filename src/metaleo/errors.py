@@ -1,5 +1,8 @@
 """Exceptions."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class BadInput(ValueError):
     """An argument or file cannot be used; the message says in one line what is wrong and why.
@@ -18,3 +21,11 @@ class BadInput(ValueError):
 
 class Interrupted(Exception):
     """The run received a stop signal and has saved its state."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> BadInput:
+    """The error for a name that does not exist: the nearest one that does, and all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    asked = f": did you mean {near[0]}? Known are" if near else "; known are"
+    return BadInput(f"unknown {kind} {name!r}{asked} {', '.join(names)}")

@@ -195,7 +195,7 @@ def test_help_has_examples(capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--learners", "maml", "mamml"], "unknown learner 'mamml'; known are leo, "),
+        (["--learners", "maml", "mamml"], "unknown learner 'mamml': did you mean maml? Known are leo, "),
         (["--learners", "maml", "maml"], "--learners has maml twice"), (["--shot", "1", "1"], "--shot has 1 twice"),
         (["--learners"], "--learners needs at least one"), (["--shot", "0"], "--shot 0 must be at least 1"),
         (["--steps", "0"], "--steps 0 must be at least 1"), (["--tasks", "1"], "--tasks 1 must be at least 2"),

@@ -109,7 +109,10 @@ def test_interrupted_between_stages(here, monkeypatch, capsys):
     ("arguments", "message"),
     [
         (("miniimagenet",), "miniimagenet needs --data"),
-        (("miniimagenet", *TINY, "--rows", "leoo"), "unknown row 'leoo'; known are all, meta-sgd, leo-generator"),
+        (
+            ("miniimagenet", *TINY, "--rows", "leoo"),
+            "unknown row 'leoo': did you mean leo? Known are all, meta-sgd",
+        ),
         (("tieredimagenet", *TINY), "tieredimagenet has 351/97/160 train/val/test classes"),
         (("miniimagenet", *TINY, "--seeds", "0"), "--seeds 0 must be at least 1"),
         (("miniimagenet", *TINY, "--shot", "50"), "need 65 images per class"),

@@ -204,7 +204,7 @@ def test_command(here, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("--learner", "leoo"), "unknown learner 'leoo'; known are leo, leo-no-finetuning, .* cl2n"),
+        (("--learner", "leoo"), "unknown learner 'leoo': did you mean leo. Known are leo, leo-no-finetuning, .* cl2n"),
         (("--learner", "cl2n"), "cl2n has nothing to learn"),
         (("--way", "6"), "6-way tasks need 6 classes; the val split has 5"),
         (("--trials", "0"), "--trials must be at least 1"),

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from metaleo.cli.common import Int, Text, console, progress
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, unknown_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Search:
         if self.learner in UNTRAINED:
             raise BadInput(f"{self.learner} has nothing to learn, so nothing to search for")
         if self.sampler not in ("random", "tpe"):
-            raise BadInput(f"unknown sampler {self.sampler!r}; known are random, tpe")
+            raise unknown_name("sampler", self.sampler, ("random", "tpe"))
         batch = self.batch or (self.trials if self.sampler == "random" else min(16, self.trials))
         for name in ("trials", "steps", "validate_every", "validation_tasks"):
             if getattr(self, name) < 1:

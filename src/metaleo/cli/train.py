@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from metaleo.cli.common import Float, Int, Place, Text, YesNo, console, flag, progress
 from metaleo.config.presets import resolve_config
 from metaleo.config.schema import Clip, TrainConfig
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, unknown_name
 from metaleo.tasks import PROBLEMS
 
 
@@ -162,7 +162,7 @@ class Train:
             if self.data is not None:
                 raise BadInput("--problem needs no --data; give one of them")
             if self.problem not in PROBLEMS:
-                raise BadInput(f"unknown problem {self.problem!r}; known: {', '.join(PROBLEMS)}")
+                raise unknown_name("problem", self.problem, PROBLEMS)
             for name in ("way", "train_on", "joint"):
                 if getattr(self, name) is not None:
                     raise BadInput(f"--{name.replace('_', '-')} means nothing to {self.problem}")

@@ -8,7 +8,7 @@ from typing import Any
 from metaleo.config.schema import Clip, TrainConfig
 from metaleo.data.feature_files import BUILTIN
 from metaleo.engines import choose_engine
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, unknown_name
 from metaleo.features.backbone_files import load_backbone
 from metaleo.learners.base import HyperParams
 from metaleo.learners.joint import Sizes, Tail
@@ -228,7 +228,7 @@ def find_preset(name: str | None, learner: str, shot: int | None, problem: str |
         own = {"meta-sgd": "meta-sgd", "maml": "maml", "fomaml": "maml", "reptile": "maml", "relation": "relation"}
         name = f"metaleo-mini-{few}" if learner in ABLATIONS else own.get(learner, "embedding")
     if name not in PRESETS:
-        raise BadInput(f"unknown preset {name!r}; known are {', '.join(PRESETS)}, and best.json of a search")
+        raise unknown_name("preset", name, (*PRESETS, "best.json of a search"))
     return PRESETS[name]
 
 
@@ -246,7 +246,7 @@ def resolve_config(dim: int, *, preset: str | None = None, problem: str | None =
     """
     learner = given.pop("learner", None) or (find_preset(preset, "leo", None).structure.learner if preset else "leo")
     if learner not in LEARNERS:
-        raise BadInput(f"unknown learner {learner!r}; known are {', '.join(LEARNERS)}")
+        raise unknown_name("learner", learner, LEARNERS)
     if learner in UNTRAINED:
         raise BadInput(f"{learner} has nothing to learn; `metaleo compare --learners {learner}` tests it")
     found = find_preset(preset, learner, given.get("shot"), problem)

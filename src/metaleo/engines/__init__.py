@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from metaleo.engines.base import Engine as Engine
 from metaleo.engines.closed_form import ClosedForm
 from metaleo.engines.reference import Reference
-from metaleo.errors import BadInput
+from metaleo.errors import unknown_name
 from metaleo.learners.base import Learner
 
 GROUP = "metaleo.engines"
@@ -40,7 +40,7 @@ def choose_engine(learner: Learner, name: str = AUTO, runs: int = 1) -> Engine:
 
 def check_engine(name: str) -> None:
     if name not in (AUTO, *all_engines()):
-        raise BadInput(f"unknown engine {name!r}; known are {', '.join((AUTO, *all_engines()))}")
+        raise unknown_name("engine", name, (AUTO, *all_engines()))
 
 
 chosen = AUTO

@@ -33,7 +33,7 @@ from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig, require_at_least
 from metaleo.data.feature_files import load_data
 from metaleo.data.metaset import SLAB, MetaSet
-from metaleo.errors import BadInput, Interrupted
+from metaleo.errors import BadInput, Interrupted, unknown_name
 from metaleo.evaluation.evaluate import Evaluation, Score, load_score, save_score, score_learner, summarise
 from metaleo.learners.registry import LEARNERS, UNTRAINED, Structure
 from metaleo.plotting.figures import plot_comparison, plot_curves
@@ -91,7 +91,7 @@ class Comparison:
         """Raise `BadInput` for any mistake before training starts."""
         unknown = [learner for learner in self.learners if learner not in LEARNERS]
         if unknown:
-            raise BadInput(f"unknown learner {unknown[0]!r}; known are {', '.join(LEARNERS)}")
+            raise unknown_name("learner", unknown[0], LEARNERS)
         for name, values in (("learners", self.learners), ("shot", self.shots)):
             if not values:
                 raise BadInput(f"`{name}=` needs at least one value")

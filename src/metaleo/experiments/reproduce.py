@@ -31,7 +31,7 @@ from metaleo.checkpoints import load_model
 from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig, require_at_least
 from metaleo.data.metaset import SPLITS, MetaSet
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, unknown_name
 from metaleo.evaluation.evaluate import Score, load_score, save_score, score_learner, summarise
 from metaleo.plotting.figures import plot_curves, plot_reproduction
 from metaleo.search.random_search import SearchConfig
@@ -102,7 +102,7 @@ class ReproductionPlan:
         """Raise `BadInput` for any mistake before training starts."""
         unknown = [row for row in rows if row not in ROWS]
         if unknown:
-            raise BadInput(f"unknown row {unknown[0]!r}; known are all, {', '.join(ROWS)}")
+            raise unknown_name("row", unknown[0], ("all", *ROWS))
         counts = ("trials", "search_steps", "final_steps", "seeds")
         require_at_least(1, **{name: getattr(self, name) for name in counts})
         require_at_least(2, tasks=self.tasks)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 from jaxtyping import PRNGKeyArray
 
-from metaleo.errors import BadInput
+from metaleo.errors import unknown_name
 from metaleo.features.backbone import Backbone
 from metaleo.features.conv4 import Conv4
 from metaleo.features.wrn import WideResNet
@@ -133,11 +133,11 @@ RECIPES: dict[str, Recipe] = {
 
 def find_recipe(name: str) -> Recipe:
     if name not in RECIPES:
-        raise BadInput(f"unknown recipe {name!r}; known are {', '.join(RECIPES)}")
+        raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]
 
 
 def find_architecture(name: str) -> Architecture:
     if name not in ARCHITECTURES:
-        raise BadInput(f"unknown network {name!r}; known are {', '.join(ARCHITECTURES)}")
+        raise unknown_name("network", name, ARCHITECTURES)
     return ARCHITECTURES[name]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, unknown_name
 from metaleo.learners.base import Learner
 from metaleo.learners.joint import Joint, Sizes, Tail
 from metaleo.learners.leo import LEO
@@ -159,7 +159,7 @@ class Structure:
                 return CL2N.init(key, self.dim)
             case "logistic-regression":
                 return LogisticRegression()
-        raise BadInput(f"unknown learner {self.learner!r}; known are {', '.join(LEARNERS)}")
+        raise unknown_name("learner", self.learner, LEARNERS)
 
     def blank(self) -> Learner:
         """A learner with shapes in place of arrays, to be filled from a file."""

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, unknown_name
 from metaleo.losses import cross_entropy, query_loss
 from metaleo.tasks.task import Batch, normalise
 
@@ -390,4 +390,4 @@ def make_network(
             return Network.of(
                 Recurrent(cell, eqx.nn.Linear(hidden, outputs, key=out_key), channels), loss, (dim,), shape
             )
-    raise BadInput(f"unknown network {name!r}; known are linear, mlp, gru")
+    raise unknown_name("network", name, ("linear", "mlp", "gru"))
