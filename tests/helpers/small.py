@@ -205,7 +205,7 @@ def kill_until_done(command: list[str], length: float, most: int = 2) -> int:
     while True:
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
             try:
-                assert process.wait(random.uniform(0.2, 0.7) * length if kills < most else 900) == 0
+                assert process.wait(random.uniform(0.15, 0.45) * length if kills < most else 900) == 0
                 return kills
             except subprocess.TimeoutExpired:
                 process.kill()
