@@ -137,7 +137,5 @@ def test_killed_at_random_moments_ends_in_the_same_report(here):
     start = time.monotonic()
     subprocess.run([*command, "--out", "whole"], check=True, capture_output=True)
     length = time.monotonic() - start
-    assert (
-        kill_until_done([*command, "--out", "killed"], length) >= 1
-    )  # a machine that is less busy than before may leave no time for more
+    assert kill_until_done([*command, "--out", "killed"], length) >= 1  # of two
     assert (here / "killed/report.json").read_text() == (here / "whole/report.json").read_text()
