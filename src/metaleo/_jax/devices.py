@@ -39,9 +39,11 @@ def jit(function: Callable[..., Any], *, loops: bool = False, **options: Any) ->
 
 
 def memory_bytes() -> int:
-    """The memory in bytes of the device that JAX computes on."""
+    """The memory of the device that JAX computes on; 8 GiB where the system does not say, as on Windows."""
     statistics = jax.local_devices()[0].memory_stats() or {}
-    return statistics.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if "bytes_limit" in statistics:
+        return statistics["bytes_limit"]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
 
 
 def fits_on_device(floats: int) -> bool:
