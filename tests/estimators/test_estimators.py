@@ -143,7 +143,7 @@ def test_what_scikit_learn_refuses_by_itself():
 class AnyWidth(LEOClassifier):
     """A LEO for rows of whatever length, not trained."""
 
-    def resolved(self, X):  # noqa: N803
+    def _resolve(self, X):  # noqa: N803
         return TrainedModel(small_leo(X.shape[1]), Structure(dim=X.shape[1]), {})
 
 
