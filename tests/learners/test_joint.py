@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from metaleo.learners.registry import Structure
 
 from helpers.small import HYPER, adapt, close, logits, make_learner, meta_gradient, meta_loss, pad
 from metaleo import data
@@ -20,6 +19,7 @@ from metaleo.features.backbone_files import BackboneFile, blank, load_backbone, 
 from metaleo.features.recipes import Architecture
 from metaleo.learners import Joint
 from metaleo.learners.joint import Tail
+from metaleo.learners.registry import Structure
 from metaleo.tasks import Task
 from metaleo.tasks.episodes import place_rows
 from metaleo.tasks.task import labelled, normalise
