@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from helpers.small import close
-from metaleo.config.presets import PRESETS, find_preset
+from metaleo.config.presets import PRESETS, find_preset, resolve_config
 from metaleo.errors import BadInput
 from metaleo.learners import LEO
 from metaleo.learners.registry import Structure
@@ -60,3 +60,13 @@ def test_presets_hold_the_published_numbers(name, shot, field, value):
 def test_unknown_preset_lists_the_known():
     with pytest.raises(BadInput, match=r"paper-mini-1shot.*official-tiered-5shot"):
         find_preset("nonsense", "leo", 1)
+
+
+def test_a_run_is_its_preset_and_then_what_is_given():
+    config = resolve_config(256, data="intents", preset="intents-1shot")
+    assert (config.steps, config.validate_every, config.structure.finetune_step_size) == (750, 250, 3.0)
+    changed = resolve_config(256, preset="intents-1shot", steps=5, keep_prob=0.9, latent=8)
+    assert (changed.steps, changed.validate_every) == (5, 250)
+    assert (changed.hyper.keep_prob, changed.structure.latent, changed.structure.dim) == (0.9, 8, 256)
+    with pytest.raises(TypeError, match="a run has no stepz"):
+        resolve_config(256, stepz=5)

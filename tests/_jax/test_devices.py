@@ -10,6 +10,7 @@ import pytest
 
 from helpers.marks import by_default
 from helpers.small import HYPER, LEARNERS, make_learner, make_task
+from metaleo._jax.devices import fits_on_device
 
 
 @pytest.mark.parametrize("name", by_default([name for name in LEARNERS if not name.startswith("leo-")], LEARNERS))
@@ -37,3 +38,9 @@ def test_learners_end_on_many_devices(devices, names):
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == list(names)
+
+
+def test_half_of_the_memory_is_for_features(monkeypatch):
+    monkeypatch.setattr("metaleo._jax.devices.memory_bytes", lambda: 8 * 100 * jax.local_device_count())
+    assert fits_on_device(99)
+    assert not fits_on_device(100)
