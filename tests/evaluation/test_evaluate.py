@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.small import adapt, make_learner, make_metaset
+from helpers.small import adapt, make_candidate, make_learner, make_metaset, make_structure
+from metaleo.errors import BadInput
 from metaleo.evaluation import evaluate as evaluation
 from metaleo.evaluation.evaluate import (
     CalibrationCounts,
@@ -99,3 +100,11 @@ def test_chunks_are_the_whole(size):
     batch = {"a": jnp.arange(7.0), "b": jnp.arange(14.0).reshape(7, 2)}
     found = evaluation.in_chunks(lambda part: {"sum": part["a"] + part["b"].sum(1)}, batch, size)
     np.testing.assert_array_equal(found["sum"], batch["a"] + batch["b"].sum(1))
+
+
+def test_a_model_is_not_tested_on_classes_that_it_was_trained_on(tmp_path):
+    candidate, suite = make_candidate(tmp_path, make_structure())
+    assert suite.tasks(candidate, "test").way == 3
+    candidate.model.header["classes"] = list(make_metaset().subset("test").class_names)
+    with pytest.raises(BadInput, match="was trained on class"):
+        suite.tasks(candidate, "test")
