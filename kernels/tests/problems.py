@@ -35,7 +35,7 @@ def make_tasks(way, shot, query, dim, seed=0):
 
 
 def make_runs(runs, num_tasks, way, shot, query, dim, **changes):
-    """A learner of each run, tasks, and of each run picks and keys; of the first task a query is missing."""
+    """A learner of each run, tasks, and of each run indices and keys; of the first task a query is missing."""
     tasks = make_tasks(way, shot, query, dim)
     learners = [make_learner(seed, dim, **changes) for seed in range(runs)]
     learner = jax.tree.map(lambda *leaves: jnp.stack(leaves), *learners)

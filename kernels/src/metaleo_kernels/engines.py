@@ -18,7 +18,7 @@ from metaleo.tasks.task import Batch, Tasks
 
 from metaleo_kernels.inner_loop import FEW, MANY, Problem, adapt_tasks
 from metaleo_kernels.launching import Arrays, built, launcher, usable
-from metaleo_kernels.queries import judge_tasks, kernel
+from metaleo_kernels.queries import kernel, score_queries
 
 FEW_RUNS = 6
 """So many runs side by side leave room on a GPU, and are hurried; with more of them nothing is wasted instead."""
@@ -84,7 +84,9 @@ class CudaMany(Cuda):
             return super().query_losses(leo, heads, tasks, indices, queries, hyper, keys)
         keep_prob = jnp.broadcast_to(jnp.asarray(hyper.keep_prob, jnp.float32), len(keys))
         words, rows = jax.vmap(key_words)(keys), indices.query.reshape(len(keys), -1)
-        losses, accuracies = judge_tasks(heads.weights, words, keep_prob, queries.targets, queries.mask, rows, features)
+        losses, accuracies = score_queries(
+            heads.weights, words, keep_prob, queries.targets, queries.mask, rows, features
+        )
         return losses, {"query_loss": losses, "query_accuracy": accuracies}
 
 

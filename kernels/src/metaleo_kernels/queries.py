@@ -16,7 +16,7 @@ def kernel(way: int, queries: int, dim: int) -> str:
 
 
 @jax.custom_vjp
-def judge_tasks(*arguments: Array) -> Arrays:
+def score_queries(*arguments: Array) -> Arrays:
     """Loss and accuracy of each task."""
     return forward(*arguments)[0]
 
@@ -43,4 +43,4 @@ def backward(gradient: Float[Array, "task way dim"], of_results: Arrays) -> tupl
     return of_results[0][:, None, None] * gradient, *[None] * 6
 
 
-judge_tasks.defvjp(forward, backward)
+score_queries.defvjp(forward, backward)
