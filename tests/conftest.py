@@ -30,8 +30,11 @@ def pytest_configure(config):
     """In every process that runs tests; not in the one that hands them out."""
     if config.getoption("dist", "no") == "no" or hasattr(config, "workerinput"):
         with install_import_hook("metaleo", "beartype.beartype"):
-            for module in ("cli", "features.datasets", "features.pretrain_run", "serve.server"):
+            for module in ("features.datasets", "features.pretrain_run", "serve.server"):
                 importlib.import_module(f"metaleo.{module}")
+            cli = importlib.import_module("metaleo.cli")
+            for name in cli.CLASSES:
+                cli.command_class(name)
         gc.freeze()
         gc.set_threshold(200_000, 50, 1000)  # looking for garbage among all that JAX keeps took a sixth of the time
         jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -224,7 +224,7 @@ def test_bad_input(here, capsys):
     assert "1000 queries need 1002 images" in fails(capsys, "analyse", "uncertainty", "leo", "--query", "1000")
     assert "--samples 1 must be at least 2" in fails(capsys, "analyse", "uncertainty", "leo", "--samples", "1")
     assert "ends in .png, .pdf, .svg; x.jpg does not" in fails(capsys, *codes, "leo", "--out", "x.jpg")
-    assert "ends in .html; x.pdf does not" in fails(capsys, "report", "leo", "--out", "x.pdf")
+    assert "x.pdf: the file's name must end in .html or .htm" in fails(capsys, "report", "leo", "--out", "x.pdf")
     assert "no class 'cat' to highlight; there are class8, class9" in fails(
         capsys, *codes, "leo", "--tasks", "20", "--highlight", "cat"
     )

@@ -40,7 +40,7 @@ def test_in_miniature(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pack(few(open_images("omniglot-sample"), 6, 8), tmp_path / "few.safetensors")
     run(
-        "pretrain --images few.safetensors --network conv-4 --width 4 --recipe omniglot --batch 8 --steps 4 "
+        "pretrain --images few.safetensors --backbone conv-4 --width 4 --recipe omniglot --batch 8 --steps 4 "
         "--reports 2 --out net"
     )
     run("embed net --out features.safetensors")
@@ -65,7 +65,7 @@ def test_leo_names_characters_of_unseen_alphabets(tmp_path):
         done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         return done.stdout
 
-    metaleo("pretrain --images omniglot-sample --network conv-4 --recipe omniglot --steps 600 --reports 2 --out net")
+    metaleo("pretrain --images omniglot-sample --backbone conv-4 --recipe omniglot --steps 600 --reports 2 --out net")
     metaleo("embed net --out features.safetensors")
     metaleo("train --data features.safetensors --preset omniglot-1shot --steps 500 --out leo")
     report = json.loads(metaleo("evaluate leo --tasks 1000 --json"))

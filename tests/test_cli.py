@@ -4,10 +4,10 @@ import functools
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import jax
 import numpy as np
@@ -18,9 +18,9 @@ from helpers.runs import make_run
 from helpers.small import DIM, make_metaset, make_structure
 from metaleo import data
 from metaleo.checkpoints import load_model
-from metaleo.cli import Command, as_flags, main
+from metaleo.cli import CLASSES, as_flags, main, parse
 from metaleo.cli.train import Train
-from metaleo.config.presets import PRESETS
+from metaleo.config.presets import PRESETS, resolve_config
 from metaleo.evaluation import regression as sines_and_lines
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
@@ -77,20 +77,38 @@ def test_train_then_evaluate(here, capsys):
 
 @pytest.mark.parametrize("learner", ["maml", "fomaml", "meta-sgd"])
 def test_other_learners_start_from_their_own_presets(learner):
-    config = Train(learner=learner).resolve(dim=DIM)
+    config = parse("train", ["--learner", learner]).resolve(DIM)
     assert config.structure.learner == learner
     assert config.structure.finetune_step_size >= 1
     assert config.structure.init(jax.random.key(0)).start.shape == (5, DIM)
 
 
 def test_presets_and_overrides_are_resolved():
-    config = Train(preset="official-mini-5shot", kl=0.5, way=7, latent=32).resolve(dim=DIM)
+    train = ["--preset", "official-mini-5shot"]
+    config = parse("train", [*train, "--kl", "0.5", "--way", "7", "--latent", "32"]).resolve(DIM)
+    assert config == resolve_config(DIM, preset="official-mini-5shot", kl=0.5, way=7, latent=32)
     assert (config.shot, config.way, config.clip) == (5, 7, "per-tensor")
     assert (config.structure.official, config.structure.latent, config.structure.dim) == (True, 32, DIM)
     assert config.hyper.kl == 0.5
     assert config.hyper.learning_rate == 4.102361e-4
-    assert Train(shot=5).resolve(dim=DIM).hyper == PRESETS["metaleo-mini-5shot"].hyper
-    assert Train(preset="official-mini-5shot", official=False).resolve(dim=DIM).structure.official is False
+    assert parse("train", ["--shot", "5"]).resolve(DIM).hyper == PRESETS["metaleo-mini-5shot"].hyper
+    assert parse("train", [*train, "--no-official"]).resolve(DIM).structure.official is False
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_help_shows_the_values_of_the_preset(preset, capsys, monkeypatch):
+    """Real defaults, of every flag that the preset decides."""
+    monkeypatch.setenv("COLUMNS", "100")
+    problem = ["--problem", "sines-and-lines"] if preset.startswith("sines") else []
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--preset", preset, *problem, "--help"])
+    assert end.value.code == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    own = PRESETS[preset]
+    values = {"shot": own.shot, "clip": own.clip, "latent": own.structure.latent, "kl": own.hyper.kl, **own.training}
+    for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
+        assert re.search(rf" {flag}[ ,][^(]*(\([^d][^(]*)*\(default: {re.escape(str(value))}\)", text), flag
 
 
 FUNCTIONS = (
@@ -136,7 +154,7 @@ def test_functions_from_training_to_figure(here, capsys, monkeypatch):
 
 def test_bad_input_around_functions(here, capsys):
     assert "unknown problem 'cosines'; known are sines-and-lines" in fails(capsys, "train", "--problem", "cosines")
-    assert "give one of them" in fails(capsys, "train", *FUNCTIONS, "--data", "features.npz")
+    assert "--data means nothing to sines-and-lines" in fails(capsys, "train", *FUNCTIONS, "--data", "features.npz")
     assert "ridge has no network to choose" in fails(capsys, "train", *FUNCTIONS, "--learner", "ridge")
     assert "--shot 0 must be at least 1" in fails(capsys, "train", *FUNCTIONS, "--shot", "0")
     assert "preset is for tasks of classes" in fails(capsys, "train", *FUNCTIONS, "--preset", "paper-mini-1shot")
@@ -149,7 +167,7 @@ def test_bad_input_around_functions(here, capsys):
     assert "--shot 0 must be at least 1" in fails(capsys, "plot-functions", "sines-and-lines", "--shot", "0")
     assert "--samples 1 must be at least 2" in fails(capsys, "evaluate", "sines-and-lines", "--samples", "1")
     assert "ends in .png" in fails(capsys, "plot-functions", "sines-and-lines", "--out", "figure.jpg")
-    assert "--panels must be between" in fails(capsys, "plot-functions", "sines-and-lines", "--panels", "0")
+    assert "--panels 0 must be from 1 to 24" in fails(capsys, "plot-functions", "sines-and-lines", "--panels", "0")
     assert "nowhere does not exist" in fails(capsys, "plot-functions", "nowhere")
     make_run(here / "run", make_structure("meta-sgd"))
     assert "only functions can be drawn" in fails(capsys, "plot-functions", "run")
@@ -169,7 +187,7 @@ def test_bad_input_around_functions(here, capsys):
     ],
 )
 def test_other_networks_train_and_are_tested(here, capsys, network):
-    flags = ("--network", *network, "--hidden", "3", "--from-start", "True", "--max-grad-norm", "10")
+    flags = ("--network", *network, "--hidden", "3", "--from-start", "--max-grad-norm", "10")
     main(["train", "--data", "features.npz", *SMALL, *flags, "--out", "run"])
     capsys.readouterr()
     if "task" in network:
@@ -399,7 +417,7 @@ def test_help_fits_a_screen_and_names_every_command(capsys):
     main([])
     assert capsys.readouterr().out.splitlines() == lines
     named = {line[12:].split()[0] for line in lines[2:]}
-    assert named == {get_args(one)[1].name for one in get_args(Command)}
+    assert named == set(CLASSES)
 
 
 @pytest.mark.parametrize(
@@ -408,8 +426,34 @@ def test_help_fits_a_screen_and_names_every_command(capsys):
         (("trian",), "metaleo: unknown command 'trian': did you mean train? "),
         (("train", "--stepz", "5"), "metaleo: unknown flag --stepz; did you mean --steps?"),
         (("analyse", "codes", "x", "--taskz=4"), "metaleo: unknown flag --taskz=4; did you mean --tasks?"),
-        (("train", "--zzz"), "metaleo: unknown flag --zzz; see --help of the command"),
-        (("train", "extra"), "metaleo: unexpected argument 'extra'"),
+        (("train", "--zzz"), "metaleo: unknown flag --zzz; see metaleo train --help"),
+        (("train", "extra"), "metaleo: unexpected argument 'extra'; see metaleo train --help"),
+        (("train", "--official", "False"), "metaleo: unexpected argument 'False'; a switch takes no value; see"),
+        (("train", "--shot", "x"), "metaleo: --shot takes a whole number, not 'x'"),
+        (("train", "--kl", "x"), "metaleo: --kl takes a number, not 'x'"),
+        (("evaluate", "x", "--way", "x"), "metaleo: --way takes a whole number, not 'x'"),
+        (("train", "--shot"), "metaleo: --shot takes a value; see metaleo train --help"),
+        (("train", "--learner", "leoo"), "metaleo: unknown learner 'leoo': did you mean leo? Known are "),
+        (("train", "--preset", "paper-1shot"), "metaleo: unknown preset 'paper-1shot': did you mean paper-"),
+        (("train", "--engine", "closedform"), "metaleo: unknown engine 'closedform': did you mean closed-form?"),
+        (
+            ("train", "--network", "mpl"),
+            "metaleo: unknown --network 'mpl': did you mean mlp? Known are ",
+        ),
+        (("pretrain", "--recipe", "bst"), "metaleo: unknown recipe 'bst': did you mean best? "),
+        (("pretrain", "--backbone", "conv4"), "metaleo: unknown backbone 'conv4': did you mean conv-4? "),
+        (("evaluate", "miniimagnet"), "metaleo: miniimagnet does not exist"),
+        (("evaluate", "x", "--split", "tset"), "metaleo: unknown --split 'tset': did you mean test? Known are all, "),
+        (("adapt",), "metaleo: MODEL and SUPPORT must be given; see metaleo adapt --help"),
+        (("pack", "photos"), "metaleo: --out must be given; see metaleo pack --help"),
+        (
+            ("analyse", "code"),
+            "metaleo: Expected one of {codes, curvature, coverage, uncertainty}; see",
+        ),
+        (("list", "recipe"), "metaleo: unknown kind 'recipe': did you mean recipes? "),
+        (("split", "x", "--shares", "1", "2"), "metaleo: --shares takes 3 values; see metaleo split --help"),
+        (("split", "x", "--shares", "a", "b", "c"), "metaleo: --shares cannot be 'a', 'b', 'c'; see metaleo split"),
+        (("compare", "--learners", "leo"), "metaleo: unknown flag --learners; did you mean --learner?"),
     ],
 )
 def test_a_typo_is_answered_in_one_line(capsys, arguments, said):

@@ -17,14 +17,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import tyro
 
 from helpers.marks import by_default
 from metaleo.checkpoints import builtin_model_path
-from metaleo.cli import Command
+from metaleo.cli import CLASSES, STYLE, command_class
+from metaleo.cli.common import registry
 from metaleo.config.presets import PRESETS
 from metaleo.features.recipes import ARCHITECTURES, RECIPES
 from metaleo.learners.registry import LEARNERS
@@ -36,7 +36,6 @@ WHOLE = tuple(
 )
 """Pages that also need their commands, or minutes."""
 SERVER = "http://127.0.0.1:8765"
-COMMANDS = {get_args(one)[1].name: get_args(one)[0] for one in get_args(Command)}
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 
 
@@ -141,12 +140,12 @@ def is_known(arguments):
     """Whether the command line can be parsed; a word in capitals may stand for anything, or for nothing."""
     if arguments == ["--version"]:
         return True
-    if arguments[0] not in COMMANDS:
+    if arguments[0] not in CLASSES:
         return False
     for words in (arguments[1:], [word for word in arguments[1:] if not word.isupper()]):
         with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
             with contextlib.redirect_stdout(io.StringIO()):
-                tyro.cli(COMMANDS[arguments[0]], args=words)
+                tyro.cli(command_class(arguments[0]), args=words, config=STYLE, registry=registry)
             return True
     return False
 

@@ -185,7 +185,7 @@ def pictures(here):
 
 def test_images_through_a_network(pictures, capsys):
     """The network is remembered; one folder of images is as good as class folders to be predicted."""
-    made = told(capsys, "adapt", "nearest-centroid", "support", "--network", "network.safetensors")
+    made = told(capsys, "adapt", "nearest-centroid", "support", "--backbone", "network.safetensors")
     assert made["classes"] == {"blue": 3, "red": 3}
     found = told(capsys, "predict", "task.safetensors", "query")["predictions"]
     assert [(row["file"], row["class"]) for row in found] == [("blue.png", "blue"), ("red.png", "red")]
@@ -195,7 +195,7 @@ def test_images_through_a_network(pictures, capsys):
 
 
 def test_images_in_a_table(pictures, capsys):
-    told(capsys, "adapt", "nearest-centroid", "support", "--network", "network.safetensors")
+    told(capsys, "adapt", "nearest-centroid", "support", "--backbone", "network.safetensors")
     names = sorted(COLOURS)
     images = [{"bytes": (pictures / f"query/{name}.png").read_bytes(), "path": None} for name in names]
     write_dataset(pictures / "table", pa.table({"image": images, "label": names, "id": [3, 4]}))
@@ -220,7 +220,7 @@ def test_images_are_read_at_the_size_that_the_network_was_trained_on(pictures):
 
 
 def test_images_that_cannot_be_used(pictures, capsys):
-    adapt = ["adapt", "nearest-centroid", "support", "--network", "network.safetensors"]
+    adapt = ["adapt", "nearest-centroid", "support", "--backbone", "network.safetensors"]
     assert "support holds images; name the network" in fails(capsys, *adapt[:3])
     assert "nowhere does not exist" in fails(capsys, *adapt[:4], "nowhere")
     assert "is not a network" in fails(capsys, *adapt[:4], "run/model.safetensors")
@@ -252,7 +252,7 @@ def test_cards(pictures, task, capsys):
     (card,) = told(capsys, "info", "network.safetensors")
     assert (card["kind"], card["takes"]) == ("network", "images of 16 x 16 pixels, 3 channels")
     main(["info", task])
-    assert "ant (3), bee (3), cat (2)" in capsys.readouterr().err
+    assert "ant (3), bee (3), cat (2)" in capsys.readouterr().out
 
 
 def test_a_card_for_each_seed(here, capsys):
@@ -335,7 +335,7 @@ def test_splits_that_make_no_sense(table, capsys):
     (table.parent / "there.npz").touch()
     for flags, expected in (
         (["--out", "there.npz"], "there.npz exists"),
-        (["--out", "new.csv"], "ends in .npz or .safetensors"),
+        (["--out", "new.csv"], "must end in .safetensors or .npz"),
         (["--out", "mine.csv/new.npz"], "cannot write"),
         (["--shares", "0.5", "0.5", "0.5"], "--shares are three parts of one"),
         (["--shares", "1.5", "-0.5", "0"], "--shares are three parts of one"),
@@ -344,7 +344,7 @@ def test_splits_that_make_no_sense(table, capsys):
         (["--by", "part", "--again"], "give one of them"),
         (["--by", "nothing"], "has no column of text 'nothing'"),
         (["--by", "kind"], "has no column of text 'kind'"),
-        (["--seed", "-1"], "--seed cannot be negative"),
+        (["--seed", "-1"], "--seed -1 must be at least 0"),
         (["--ignore", "nothing"], "no column 'nothing'"),
     ):
         assert expected in fails(capsys, *split, *flags)
@@ -422,11 +422,11 @@ def test_adaptations_that_are_refused(here, task, capsys):
         (["run", "support.csv", "--label", "kind"], "there is no column 'kind'; there are label, x0"),
         (["run", "support.csv", "--ignore", "kind"], "there is no column 'kind'"),
         (["run", "support.csv", "--ignore", "x0"], "7 numbers per example"),
-        (["run", "support.csv", "-o", "task.csv"], "ends in .safetensors"),
+        (["run", "support.csv", "-o", "task.csv"], "must end in .safetensors"),
         (["run", "support.csv", "-o", "support.csv/task.safetensors"], "cannot write"),
         (["run", "support.csv", "-o", "/proc/task.safetensors"], "cannot write"),
     ):
-        assert expected in fails(capsys, "adapt", *words)
+        assert expected in fails(capsys, "adapt", *words, *([] if "-o" in words else ["-o", "new.safetensors"]))
 
 
 def test_predictions_that_are_refused(here, task, capsys):
@@ -445,8 +445,8 @@ def test_predictions_that_are_refused(here, task, capsys):
         ([task, "narrow.csv"], "there is no column of numbers 'x5'"),
         ([task, "spoiled.csv"], "row 2 has no finite number in column x2"),
         ([task, "query.csv", "--label", "kind"], "there is no column 'kind'"),
-        ([task, "query.csv", "--unsure-below", "2"], "--unsure-below is a probability, not 2"),
-        ([task, "query.csv", "--unsure-below", "nan"], "--unsure-below is a probability"),
+        ([task, "query.csv", "--unsure-below", "2"], "--unsure-below 2.0 must be from 0 to 1"),
+        ([task, "query.csv", "--unsure-below", "nan"], "--unsure-below nan must be from 0 to 1"),
         ([task, "query.csv", "-o", "found.txt"], ".csv or .json"),
         ([task, "query.csv", "-o", "query.csv/found.csv"], "cannot write"),
         ([task, "run"], "run holds images"),
@@ -487,7 +487,9 @@ def test_columns_of_the_users_keep_what_they_say(here, task, capsys):
 
 def test_nothing_else_is_overwritten_by_a_task(here, capsys):
     before = (here / "run/model.safetensors").read_bytes()
-    assert "exists and is no task file" in fails(capsys, "adapt", "run", "support.csv", "-o", "run/model.safetensors")
+    assert "exists; replace it with --overwrite" in fails(
+        capsys, "adapt", "run", "support.csv", "-o", "run/model.safetensors"
+    )
     assert (here / "run/model.safetensors").read_bytes() == before
 
 

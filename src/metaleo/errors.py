@@ -29,3 +29,17 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> BadInput:
     near = difflib.get_close_matches(name, names, n=1)
     asked = f": did you mean {near[0]}? Known are" if near else "; known are"
     return BadInput(f"unknown {kind} {name!r}{asked} {', '.join(names)}")
+
+
+def require_at_least(least: float | int, **values: float | int) -> None:
+    """Raise `BadInput` if a value is below `least`."""
+    for name, value in values.items():
+        if not value >= least:
+            raise BadInput(f"{name}={value} must be at least {least}")
+
+
+def require_between(least: float | int, most: float | int, **values: float | int) -> None:
+    """Raise `BadInput` if a value is outside the range from `least` to `most`."""
+    for name, value in values.items():
+        if not least <= value <= most:
+            raise BadInput(f"{name}={value} must be from {least:,} to {most:,}")

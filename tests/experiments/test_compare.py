@@ -23,7 +23,7 @@ from metaleo.training.run import TrainingRun
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
 LEARNERS = ("nearest-centroid", "maml", "cl2n")
 SMALL = ("--data", "features.npz", "--way", "3", "--steps", "8", "--tasks", "40", "--shot", "1")
-COMPARE = ("compare", *SMALL, "--learners", *LEARNERS)
+COMPARE = ("compare", *SMALL, "--learner", *LEARNERS)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -116,7 +116,7 @@ def test_second_run_repeats_nothing(here, capsys, monkeypatch):
     main([*COMPARE, "--out", str(here), "--json"])
     assert capsys.readouterr().out == before
     assert (here / "results.json").read_text() == before
-    main(["compare", *SMALL, "--learners", "maml", "--out", str(here), "--json"])  # part of it
+    main(["compare", *SMALL, "--learner", "maml", "--out", str(here), "--json"])  # part of it
     assert [row["learner"] for row in json.loads(capsys.readouterr().out)["shots"]["1"]] == ["maml"]
 
 
@@ -195,9 +195,9 @@ def test_help_has_examples(capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--learners", "maml", "mamml"], "unknown learner 'mamml': did you mean maml? Known are leo, "),
-        (["--learners", "maml", "maml"], "--learners has maml twice"), (["--shot", "1", "1"], "--shot has 1 twice"),
-        (["--learners"], "--learners needs at least one"), (["--shot", "0"], "--shot 0 must be at least 1"),
+        (["--learner", "maml", "mamml"], "unknown learner 'mamml': did you mean maml? Known are leo, "),
+        (["--learner", "maml", "maml"], "--learner has maml twice"), (["--shot", "1", "1"], "--shot has 1 twice"),
+        (["--learner"], "--learner needs at least one"), (["--shot", "0"], "--shot 0 must be at least 1"),
         (["--steps", "0"], "--steps 0 must be at least 1"), (["--tasks", "1"], "--tasks 1 must be at least 2"),
         (["--seed", "-1"], "--seed -1 must be at least 0"), (["--way", "1"], "--way 1 must be at least 2"),
         (["--way", "6"], "6-way tasks need 6 classes; the val split has 5"),
@@ -232,12 +232,12 @@ def test_a_run_that_was_changed(here, capsys):
 
 
 def test_overwrite(here, whole, tmp_path, capsys):
-    main([*COMPARE, "--learners", "nearest-centroid", "--tasks", "20", "--overwrite", "--out", str(here)])
+    main([*COMPARE, "--learner", "nearest-centroid", "--tasks", "20", "--overwrite", "--out", str(here)])
     assert not (here / "1shot/maml").exists()
     assert results(here)["settings"]["tasks"] == 20
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.tex").write_text("precious")
     capsys.readouterr()
-    for flags in ([], ["--overwrite"]):
-        assert "is not a comparison" in fails(capsys, *COMPARE, *flags, "--out", str(tmp_path / "thesis"))
+    for flags, said in (([], "is not a comparison"), (["--overwrite"], "holds something else")):
+        assert said in fails(capsys, *COMPARE, *flags, "--out", str(tmp_path / "thesis"))
     assert (tmp_path / "thesis/chapter.tex").exists()

@@ -169,5 +169,5 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "network.safetensors").write_bytes(b"half")
     with pytest.raises(BadInput, match="truncated"):
         load_backbone(tmp_path)
-    with pytest.raises(BadInput, match="unknown network 'resnet'; known are wrn-28-10"):
+    with pytest.raises(BadInput, match="unknown backbone 'resnet'; known are wrn-28-10"):
         find_architecture("resnet")

@@ -560,10 +560,10 @@ def test_command(damaged, tmp_path, capsys):
     assert (result["images"], result["classes"]["train"], len(result["unreadable"])) == (4, 2, 4)
     assert len(open_images(out)) == 4
 
-    assert "exists; replace it with --overwrite" in message(Pack(str(damaged), out).run)
+    assert "exists; replace it with overwrite=True" in message(Pack(str(damaged), out).run)
     Pack(str(damaged), out, side=6, overwrite=True).run()
     assert open_images(out).side == 6
-    assert "ends in .safetensors" in message(Pack(str(damaged), tmp_path / "x.npz").run)
+    assert "must end in .safetensors" in message(Pack(str(damaged), tmp_path / "x.npz").run)
 
 
 def test_command_that_is_interrupted(tmp_path, capsys, monkeypatch):

@@ -235,7 +235,7 @@ def photos(tmp_path_factory):
 
 
 SETTINGS = (
-    "--network",
+    "--backbone",
     "conv-4",
     "--width",
     "4",
@@ -274,15 +274,15 @@ def test_pretrain_tells_what_it_did(photos, trained, capsys):
         (["--images", "nowhere"], "nowhere"),
         ([], "--images is needed"),
         (["--images", "PHOTOS", "--recipe", "good"], "unknown recipe 'good'; known are paper"),
-        (["--images", "PHOTOS", "--network", "vgg"], "unknown network 'vgg'; known are wrn-28-10"),
+        (["--images", "PHOTOS", "--backbone", "vgg"], "unknown backbone 'vgg'; known are wrn-28-10"),
         (
-            ["--images", "PHOTOS", "--network", "wrn-16-4", "--depth", "12"],
-            "--depth of a wide residual network is 6n + 4",
+            ["--images", "PHOTOS", "--backbone", "wrn-16-4", "--depth", "12"],
+            "--depth 12 of a wide residual network must be 6n + 4",
         ),
-        (["--images", "PHOTOS", "--steps", "0"], "--steps must be at least 1, not 0"),
+        (["--images", "PHOTOS", "--steps", "0"], "--steps 0 must be at least 1"),
         (["--images", "PHOTOS", "--steps", "5", "--epochs", "5"], "--steps and --epochs say the same"),
-        (["--images", "PHOTOS", "--keep-prob", "0"], "--keep-prob must be from 0.00391 to 1, not 0.0"),
-        (["--images", "PHOTOS", "--hold-out", "1"], "--hold-out is a share from 0 to 0.9, not 1.0"),
+        (["--images", "PHOTOS", "--keep-prob", "0"], "--keep-prob 0.0 must be from 0.01 to 1"),
+        (["--images", "PHOTOS", "--hold-out", "1"], "--hold-out 1.0 must be from 0 to 0.9"),
         (["--images", "PHOTOS", "--out", "TRAINED"], "continue it with --resume or replace it with --overwrite"),
         (["--resume"], "--resume needs --out"),
         (["--resume", "--out", "nowhere"], "is not the configuration of a pre-training run"),

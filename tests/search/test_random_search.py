@@ -19,7 +19,7 @@ from helpers.marks import by_default
 from helpers.small import DIM, HYPER, kill_until_done, make_metaset
 from metaleo._io.files import locked
 from metaleo.cli import main
-from metaleo.cli.train import Train
+from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.data import save_data
 from metaleo.errors import BadInput, Interrupted
@@ -196,7 +196,7 @@ def test_command(here, capsys):
     assert not (here / "search/population.safetensors").exists()
     main(["search", *SMALL, "--json"])  # nothing left to do
     assert json.loads(capsys.readouterr().out) == rows
-    best = Train(preset="search/best.json").resolve(DIM)
+    best = resolve_config(DIM, preset="search/best.json")
     assert best.structure.learner == "meta-sgd"
     assert best.hyper.keep_prob == rows[0]["draw"]["keep_prob"]
 
@@ -207,9 +207,9 @@ def test_command(here, capsys):
         (("--learner", "leoo"), "unknown learner 'leoo': did you mean leo. Known are leo, leo-no-finetuning, .* cl2n"),
         (("--learner", "cl2n"), "cl2n has nothing to learn"),
         (("--way", "6"), "6-way tasks need 6 classes; the val split has 5"),
-        (("--trials", "0"), "--trials must be at least 1"),
-        (("--sampler", "grid"), "unknown sampler 'grid'; known are random, tpe"),
-        (("--halvings", "-1"), "--halvings must be between"),
+        (("--trials", "0"), "--trials 0 must be at least 1"),
+        (("--sampler", "grid"), "unknown --sampler 'grid'; known are random, tpe"),
+        (("--halvings", "-1"), "--halvings -1 must be from 0 to 10"),
         (("--storage", "postgresql://me@127.0.0.1:1/x"), "cannot reach the database postgresql://me@127.0.0.1:1/x: "),
     ],
     ids=str,

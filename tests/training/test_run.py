@@ -18,7 +18,7 @@ from metaleo import data
 from metaleo._io.files import load_tree
 from metaleo._io.run_log import read_metrics
 from metaleo.checkpoints import load_model, model_paths
-from metaleo.cli.train import Train
+from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput
 from metaleo.learners.registry import Structure
@@ -136,8 +136,10 @@ def test_more_steps_can_be_asked_for(tmp_path, whole):
 @pytest.mark.slow
 def test_a_run_without_data_resumes_exactly_too(tmp_path):
     """Sines and lines, with a learning rate that falls: nothing but the step number decides where it is."""
-    config = Train(problem="sines-and-lines", steps=6, meta_batch=2, query=3, validate_every=2, validation_tasks=4,
-                   latent=4, latent_steps=1, hidden=3, width=4).resolve(1)  # fmt: skip
+    config = resolve_config(
+        1, problem="sines-and-lines", steps=6, meta_batch=2, query=3, validate_every=2, validation_tasks=4, latent=4,
+        latent_steps=1, hidden=3, width=4,
+    )  # fmt: skip
     for folder in ("whole", "cut"):
         create_run_folder(tmp_path / folder, config, overwrite=False)
     TrainingRun(config, tmp_path / "whole").train(nothing)
@@ -193,7 +195,7 @@ def test_folders_are_guarded(tmp_path):
     create_run_folder(folder, CONFIG, overwrite=True)
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("years of work")
-    with pytest.raises(BadInput, match="not a run folder"):
+    with pytest.raises(BadInput, match="holds something else"):
         create_run_folder(tmp_path / "precious", CONFIG, overwrite=True)
     with pytest.raises(BadInput, match="nothing to resume"):
         resume_config(tmp_path / "nowhere", None)

@@ -23,10 +23,16 @@ def claim_run_folder(folder: Path, config: dict[str, Any], overwrite: bool) -> N
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not overwrite:
             raise BadInput(f"{folder} exists; continue it with resume=True or replace it with overwrite=True")
-        if not config_path.is_file():
-            raise BadInput(f"{folder} is not a run folder; overwrite=True replaces only those")
-        shutil.rmtree(folder)
+        remove_results(folder, config_path.name)
     write_text(config_path, json.dumps(config, indent=2) + "\n")
+
+
+def remove_results(folder: Path, marker: str) -> None:
+    """Remove a folder of results to make room for new ones; a folder without the file `marker` holds something else."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not (folder / marker).is_file():
+            raise BadInput(f"{folder} holds something else (it has no {marker}), which overwrite=True does not replace")
+        shutil.rmtree(folder)
 
 
 def finite_or_none(value: Any) -> float | None:

@@ -1,13 +1,12 @@
 """`metaleo adapt`."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from metaleo.cli.common import Text, console, flag
+from metaleo.cli.common import Columns, Out, Switch, check_new, default_is, emit, tell
 from metaleo.errors import BadInput
 
 
@@ -22,49 +21,46 @@ class Adapt:
     folders of images. Rows without a label are left out. It takes seconds, most of them to compile.
 
     Try:
-      metaleo adapt runs/mine support.csv -o task.safetensors
-      metaleo adapt miniimagenet support.npz -o task.safetensors
-      metaleo adapt nearest-centroid support.parquet --label intent -o task.safetensors
-      metaleo adapt omniglot my-symbols/ -o task.safetensors
-      metaleo adapt runs/birds photos/ --network runs/wrn -o task.safetensors
+      metaleo adapt runs/mine support.csv
+      metaleo adapt miniimagenet support.npz --out birds.safetensors
+      metaleo adapt nearest-centroid support.parquet --label intent
+      metaleo adapt omniglot my-symbols/
+      metaleo adapt runs/birds photos/ --backbone runs/wrn --overwrite
     """
 
-    model: Annotated[Path, tyro.conf.Positional, flag("MODEL")]
+    model: Annotated[Path, tyro.conf.Positional]
     """Which model."""
-    support: Annotated[Path, tyro.conf.Positional, flag("SUPPORT")]
+    support: Annotated[Path, tyro.conf.Positional]
     """The labelled examples."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="PATH")] = Path("task.safetensors")
+    out: Out = Path("task.safetensors")
     """Task file to write."""
-    label: Text = None
-    """Column of the labels (label)."""
-    ignore: Annotated[tuple[str, ...], flag("COLUMN")] = ()
+    overwrite: Switch = False
+    """Replace the file in --out."""
+    label: Annotated[str | None, default_is("label")] = None
+    """Column of the labels."""
+    ignore: Columns = ()
     """Columns of numbers that are no part of the vector."""
-    network: Text = None
-    """For images: the network that makes vectors of them (the one that belongs to the model)."""
-    views: Annotated[Literal["centre", "multi"] | None, flag("{centre,multi}")] = None
-    """For images: how the model's features were made of them (centre)."""
-    json: bool = False
-    """Print what was made as JSON on standard output."""
+    backbone: Annotated[str | None, default_is("the one that belongs to the model")] = None
+    """For images: the network that turns them into vectors."""
+    views: Annotated[Literal["centre", "multi"] | None, default_is("as for the model's features")] = None
+    """For images: the centre crop, or the average over ten crops."""
+    json: Switch = False
+    """Print what was made as JSON."""
 
     def run(self) -> None:
-        from metaleo._io.files import check_writable, read_header
         from metaleo.estimators.classifier import adapt, find_model
         from metaleo.estimators.examples import read_examples
         from metaleo.features.backbone_files import BUILTIN_BACKBONES
         from metaleo.learners.registry import UNTRAINED
 
-        if self.out.suffix != ".safetensors":
-            raise BadInput(f"{self.out}: a task file's name ends in .safetensors")
-        if self.out.exists() and read_header(self.out).get("kind") != "task":
-            raise BadInput(f"{self.out} exists and is no task file; choose another --out")
-        check_writable(self.out)
+        check_new(self.out, self.overwrite, ".safetensors")
         untrained = str(self.model) in UNTRAINED
         header = {} if untrained else find_model(self.model).header
-        network = self.network or header.get("network")
+        backbone = self.backbone or header.get("network")
         views = self.views or header.get("views", "centre")
-        table = read_examples(self.support, network, views, self.label, self.ignore).labelled()
+        table = read_examples(self.support, backbone, views, self.label, self.ignore).labelled()
         if table.splits is not None and len(set(table.splits)) > 1:
-            console.print(f"the rows of all splits are used: {', '.join(sorted(set(table.splits)))}")
+            tell(f"the rows of all splits are used: {', '.join(sorted(set(table.splits)))}")
         if not table.labels:
             raise BadInput(
                 f"{self.support} has no labels; the examples to learn from need a column `label` (or --label)"
@@ -78,16 +74,14 @@ class Adapt:
             )
         found = adapt(model, table.vectors, table.labels)
         about = {"model": str(self.model), "columns": list(table.columns)}
-        if network is not None:
-            known = network in BUILTIN_BACKBONES and not Path(network).exists()
-            about |= {"network": network if known else str(Path(network).resolve()), "views": views}
+        if backbone is not None:
+            known = backbone in BUILTIN_BACKBONES and not Path(backbone).exists()
+            about |= {"network": backbone if known else str(Path(backbone).resolve()), "views": views}
         found = dataclasses.replace(found, about={**found.about, **about})
         found.save(self.out)
         counts = dict(zip(found.classes, found.about["examples"], strict=True))
         shown = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:10])
         more = f", and {len(counts) - 10} more" if len(counts) > 10 else ""
-        console.print(f"{len(counts)} classes: {shown}{more}", markup=False, soft_wrap=True)
-        console.print(f"{self.out}; predict with:\n  metaleo predict {self.out} QUERY", markup=False, soft_wrap=True)
-        if self.json:
-            made = {"task": str(self.out), "model": str(self.model), "classes": counts}
-            print(json.dumps({**made, "temperature": found.temperature}, indent=2))
+        made = {"task": str(self.out), "model": str(self.model), "classes": counts, "temperature": found.temperature}
+        emit(made, self.json, f"{self.out}: {len(counts)} classes: {shown}{more}")
+        tell(f"predict with:\n  metaleo predict {self.out} QUERY")

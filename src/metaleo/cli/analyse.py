@@ -1,21 +1,32 @@
 """`metaleo analyse`."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from metaleo.cli.common import Int, Text, console, flag, json_safe, print_finding, progress
-from metaleo.config.schema import require_at_least
+from metaleo.cli.common import (
+    AsTrained,
+    DataOf,
+    Out,
+    Runs,
+    Switch,
+    check_new,
+    console,
+    default_is,
+    emit,
+    finding_table,
+    progress,
+    tell,
+)
+from metaleo.errors import require_at_least
 
 if TYPE_CHECKING:
     from metaleo.checkpoints import Candidate
     from metaleo.reporting.findings import AnalysisSettings, Finding
 
-Split = Annotated[Literal["train", "val", "test"] | None, flag("{train,val,test}")]
-Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, flag("RUN")]
+Split = Literal["train", "val", "test"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,20 +35,22 @@ class Analysis:
 
     tasks: int = 1000
     """Tasks to look at."""
-    data: Text = None
-    """Features to look at (those that the model was trained with)."""
-    split: Split = None
-    """Classes of the tasks (test)."""
-    way: Int = None
-    """Classes per task (as in training)."""
-    shot: Int = None
-    """Labelled examples per class (as in training)."""
+    data: DataOf = None
+    """Data to look at."""
+    split: Split = "test"
+    """Classes of the tasks."""
+    way: AsTrained = None
+    """Classes per task."""
+    shot: AsTrained = None
+    """Labelled examples per class."""
     seed: int = 0
     """Which tasks; the same as those of `metaleo evaluate` with this seed."""
-    json: bool = False
-    """Print the numbers as JSON on standard output."""
+    overwrite: Switch = False
+    """Replace the figure in --out."""
+    json: Switch = False
+    """Print the numbers as JSON."""
 
-    def open(self, sources: tuple[Path, ...], out: Path, split: str) -> "tuple[list[Candidate], AnalysisSettings]":
+    def open(self, sources: tuple[Path, ...], out: Path) -> "tuple[list[Candidate], AnalysisSettings]":
         """The first model of each run, and where to look at them."""
         from metaleo.checkpoints import load_candidates
         from metaleo.evaluation.evaluate import TaskSuite
@@ -45,26 +58,25 @@ class Analysis:
         from metaleo.reporting.findings import AnalysisSettings
 
         check_figure(out)
+        check_new(out, self.overwrite)
         require_at_least(1, tasks=self.tasks)
         candidates = load_candidates(sources, every_seed=False)
         suite = TaskSuite(candidates, self.data, self.way, self.shot)
-        if self.split is not None:
+        if self.split != type(self).split:
             suite.refuse_for_problem("split")
-        return candidates, AnalysisSettings(suite, self.split or split, self.seed, self.tasks, progress)
+        return candidates, AnalysisSettings(suite, self.split, self.seed, self.tasks, progress)
 
     def show(self, candidates: "list[Candidate]", settings: "AnalysisSettings", finding: "Finding", out: Path) -> None:
         """The table, the figure, and what is wanted as JSON."""
-        print_finding(finding)
         with console.status("drawing …"):
             finding.draw(out)
-        console.print(f"figure: {out}", markup=False, soft_wrap=True)
-        if self.json:
-            suite = settings.suite
-            shown = {"data": suite.data, "shot": suite.shot, "tasks": self.tasks, "seed": self.seed}
-            if not suite.problem:
-                shown |= {"way": suite.way, "split": settings.split}
-            models = [{"name": one.name, "model": str(one.path), **finding.numbers[one.name]} for one in candidates]
-            print(json.dumps(json_safe({**shown, "models": models}), indent=2))
+        suite = settings.suite
+        shown = {"data": suite.data, "shot": suite.shot, "tasks": self.tasks, "seed": self.seed}
+        if not suite.problem:
+            shown |= {"way": suite.way, "split": settings.split}
+        models = [{"name": one.name, "model": str(one.path), **finding.numbers[one.name]} for one in candidates]
+        emit({**shown, "models": models}, self.json, *finding_table(finding))
+        tell(f"figure: {out}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,17 +96,17 @@ class AnalyseCodes(Analysis):
 
     run_or_model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = dataclasses.field(kw_only=True)
     """Run folder, a model file, or a model in this package (sines-and-lines)."""
-    split: Split = None
-    """Classes of the tasks (val, as in the paper)."""
-    highlight: Text = None
-    """Class of the third panel (one of middling separation)."""
-    out: Path = Path("codes.png")
+    split: Split = "val"
+    """Classes of the tasks; validation classes are the paper's choice."""
+    highlight: Annotated[str | None, default_is("one of middling separation")] = None
+    """Class of the third panel."""
+    out: Out = Path("codes.png")
     """The figure (.png, .pdf or .svg)."""
 
     def run(self) -> None:
         from metaleo.reporting.findings import analyse_codes
 
-        (candidate,), settings = self.open((self.run_or_model,), self.out, "val")
+        (candidate,), settings = self.open((self.run_or_model,), self.out)
         if self.highlight is not None:
             settings.suite.refuse_for_problem("highlight")
         self.show([candidate], settings, analyse_codes(candidate, settings, self.highlight), self.out)
@@ -114,13 +126,13 @@ class AnalyseCurvature(Analysis):
 
     runs_or_models: Runs = dataclasses.field(kw_only=True)
     """Run folders or model files, of LEO and its ablations, MAML, Meta-SGD or Reptile."""
-    out: Path = Path("curvature.png")
+    out: Out = Path("curvature.png")
     """The figure (.png, .pdf or .svg)."""
 
     def run(self) -> None:
         from metaleo.reporting.findings import analyse_curvature
 
-        candidates, settings = self.open(self.runs_or_models, self.out, "test")
+        candidates, settings = self.open(self.runs_or_models, self.out)
         self.show(candidates, settings, analyse_curvature(candidates, settings), self.out)
 
 
@@ -135,13 +147,13 @@ class AnalyseCoverage(Analysis):
 
     runs_or_models: Runs = dataclasses.field(kw_only=True)
     """Run folders or model files, of LEO and its ablations, MAML, Meta-SGD or Reptile."""
-    out: Path = Path("coverage.png")
+    out: Out = Path("coverage.png")
     """The figure (.png, .pdf or .svg)."""
 
     def run(self) -> None:
         from metaleo.reporting.findings import analyse_coverage
 
-        candidates, settings = self.open(self.runs_or_models, self.out, "test")
+        candidates, settings = self.open(self.runs_or_models, self.out)
         self.show(candidates, settings, analyse_coverage(candidates, settings), self.out)
 
 
@@ -161,21 +173,27 @@ class AnalyseUncertainty(Analysis):
 
     runs_or_models: Runs = dataclasses.field(kw_only=True)
     """Run folders or model files, of any learner."""
-    samples: Int = None
-    """Solutions sampled for each task (32 classifiers, 100 functions)."""
-    query: Int = None
-    """Query examples per class (all the rest)."""
-    out: Path = Path("uncertainty.png")
+    samples: Annotated[int | None, default_is("32 classifiers, 100 functions")] = None
+    """Solutions sampled for each task."""
+    query: Annotated[int | None, default_is("all others")] = None
+    """Query examples per class."""
+    out: Out = Path("uncertainty.png")
     """The figure (.png, .pdf or .svg)."""
 
     def run(self) -> None:
         from metaleo.reporting.findings import analyse_uncertainty
 
         require_at_least(2, samples=2 if self.samples is None else self.samples)
-        candidates, settings = self.open(self.runs_or_models, self.out, "test")
+        candidates, settings = self.open(self.runs_or_models, self.out)
         if self.query is not None:
             settings.suite.refuse_for_problem("query")
         self.show(candidates, settings, analyse_uncertainty(candidates, settings, self.samples, self.query), self.out)
+
+
+Codes = Annotated[AnalyseCodes, tyro.conf.subcommand("codes")]
+Curvature = Annotated[AnalyseCurvature, tyro.conf.subcommand("curvature")]
+Coverage = Annotated[AnalyseCoverage, tyro.conf.subcommand("coverage")]
+Uncertainty = Annotated[AnalyseUncertainty, tyro.conf.subcommand("uncertainty")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,14 +205,7 @@ class Analyse:
       metaleo analyse curvature runs/leo runs/meta-sgd
     """
 
-    what: tyro.conf.OmitArgPrefixes[
-        tyro.conf.OmitSubcommandPrefixes[
-            Annotated[AnalyseCodes, tyro.conf.subcommand("codes")]
-            | Annotated[AnalyseCurvature, tyro.conf.subcommand("curvature")]
-            | Annotated[AnalyseCoverage, tyro.conf.subcommand("coverage")]
-            | Annotated[AnalyseUncertainty, tyro.conf.subcommand("uncertainty")]
-        ]
-    ]
+    what: Codes | Curvature | Coverage | Uncertainty
 
     def run(self) -> None:
         self.what.run()

@@ -1,48 +1,199 @@
-"""What the commands share: flags, progress bars, tables."""
+"""What the commands share: flags, results on standard output, progress on standard error."""
 
+import ast
 import contextlib
 import dataclasses
+import inspect
+import itertools
+import json
 import math
-from collections.abc import Iterator
+import statistics
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
+from rich import box
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
 from metaleo._io.progress import Bar, Progress
-from metaleo.errors import Interrupted
+from metaleo.errors import BadInput, Interrupted
 
 console = Console(stderr=True, highlight=False)
-"""For people; standard output is for results."""
+"""For progress and advice. Results go to standard output: `emit`."""
+
+# Flags
 
 
-def flag(metavar: str) -> object:
-    """A flag that may be left out; its help says what then holds."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+def default_is(words: str, **others: Any) -> object:
+    """A flag whose default is only known later; help describes it in words."""
+    return tyro.conf.arg(help_behavior_hint=f"(default: {words})", **others)
 
 
-Int = Annotated[int | None, flag("N")]
-Float = Annotated[float | None, flag("X")]
-Text = Annotated[str | None, flag("TEXT")]
-Place = Annotated[Path | None, flag("PATH")]
-YesNo = Annotated[bool | None, flag("{True,False}")]
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
+"""A flag without a value, and without a `--no-` twin."""
+Columns = Annotated[tuple[str, ...], default_is("none", metavar="COLUMN [COLUMN ...]")]
+Counts = Annotated[tuple[int, ...], tyro.conf.arg(metavar="INT [INT ...]")]
+AsTrained = Annotated[int | None, default_is("as in training")]
+DataOf = Annotated[str | None, default_is("the data it was trained on")]
+Out = Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")]
+
+records: dict[type, tuple[str, ...]] = {}
+"""Records of the library whose fields are flags, each with the fields that are not."""
+registry = tyro.constructors.ConstructorRegistry()
 
 
-def given(command: object, kind: type) -> dict[str, object]:
-    """The flags that were given, of those that this record has."""
-    names = {field.name for field in dataclasses.fields(kind)}
-    return {name: value for name, value in vars(command).items() if name in names and value is not None}
+@registry.struct_rule
+def fields_as_flags(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """Flags for the fields of a record of the library: real defaults, and help from the docstring of each field."""
+    if info.type not in records:
+        return None
+    about = attribute_docstrings(info.type)
+    fields = [
+        tyro.constructors.StructFieldSpec(
+            field.name, as_typed(field.type), getattr(info.default, field.name), helptext=about.get(field.name, "")
+        )
+        for field in dataclasses.fields(info.type)
+        if field.name not in records[info.type]
+    ]
+    return tyro.constructors.StructConstructorSpec(
+        lambda **values: dataclasses.replace(info.default, **values), tuple(fields)
+    )
+
+
+def as_typed(kind: Any) -> Any:
+    """What a person can type for a field: of a number that may also be an array, the number."""
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else ()
+    return float if float in options and type(None) not in options else kind
+
+
+def attribute_docstrings(kind: type) -> dict[str, str]:
+    """The string literal after each field of a class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, after in itertools.pairwise(tree.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            found[field.target.id] = " ".join(str(after.value.value).split())
+    return found
+
+
+def flag_names(command: Any) -> list[str]:
+    """The names of a command's flags, with those of the records inside it."""
+    names = []
+    for field in dataclasses.fields(command):
+        value = getattr(command, field.name, None)
+        if dataclasses.is_dataclass(value):
+            names += [name for name in flag_names(value) if name not in records.get(type(value), ())]
+        else:
+            names.append(field.name)
+    return names
+
+
+def visible(record: Any) -> dict[str, Any]:
+    """The values of a record's fields that are flags."""
+    names = [field.name for field in dataclasses.fields(record)]
+    return {name: getattr(record, name) for name in names if name not in records[type(record)]}
+
+
+def check_new(out: Path, overwrite: bool, *suffixes: str) -> None:
+    """Raise `BadInput` if a file cannot be written here, is there already, or has a name that says something else."""
+    from metaleo._io.files import check_writable
+
+    if suffixes and out.suffix not in suffixes:
+        raise BadInput(f"{out}: the file's name must end in {' or '.join(suffixes)}")
+    if out.exists() and not overwrite:
+        raise BadInput(f"{out} exists; replace it with overwrite=True, or choose another `out=`")
+    check_writable(out)
+
+
+# Results
+
+
+def emit(result: Any, as_json: bool, *shown: RenderableType) -> None:
+    """Print a result on standard output: as JSON, or as the lines and tables that people read."""
+    if as_json:
+        print(json.dumps(json_safe(result), indent=2))
+        return
+    page = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    for part in shown:
+        page.print(part, markup=False, soft_wrap=isinstance(part, str))
+
+
+def tell(text: str) -> None:
+    """Say something about the work in hand, on standard error."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def json_safe(value: Any) -> Any:
+    """The same, with None for the numbers that JSON does not know: NaN and the infinities."""
+    if isinstance(value, dict):
+        return {name: json_safe(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table whose first column is text and whose others are numbers."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, collapse_padding=True)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index > 0)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def evaluation_table(evaluations: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Accuracy, NLL and calibration of each model; over several seeds, also their mean."""
+    yield make_table(
+        ("", "accuracy (95 %)", "NLL", "calibration error"),
+        [
+            (
+                name,
+                f"{100 * found.accuracy:.2f} ± {100 * found.accuracy_interval:.2f} %",
+                f"{found.nll:.3f} ± {found.nll_interval:.3f}",
+                f"{100 * found.calibration_error:.1f} %",
+            )
+            for name, found in evaluations.items()
+        ],
+    )
+    if len(evaluations) > 1 and all(name.startswith("seed ") for name in evaluations):
+        accuracies = [100 * found.accuracy for found in evaluations.values()]
+        mean, deviation = statistics.mean(accuracies), statistics.stdev(accuracies)
+        yield f"over {len(accuracies)} seeds: {mean:.2f} ± {deviation:.2f} % (mean ± standard deviation)"
+
+
+def finding_table(finding: Any) -> tuple[RenderableType, ...]:
+    """A finding of an analysis: what it is about, its table, and how to read it."""
+    return f"{finding.title}: {finding.where}", make_table(finding.headings, finding.rows), finding.note
+
+
+def list_unreadable(unreadable: dict[str, str]) -> None:
+    """Name the images that are left out, and why: the first ten of them."""
+    for name, why in list(unreadable.items())[:10]:
+        tell(f"left out {name}: {why}")
+    if unreadable:
+        tell(f"{len(unreadable):,} images could not be read and were left out")
+
+
+# Progress
 
 
 class ConsoleProgress(Progress):
     """Progress as messages and live bars on standard error."""
 
     def say(self, text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
+        tell(text)
 
     @contextlib.contextmanager
     def bar(self, name: str, total: int | None = None, note: str = "") -> Iterator[Bar]:
@@ -73,55 +224,3 @@ def progress_bar() -> Bars:
         TextColumn("{task.fields[note]}"),
     )
     return Bars(*columns, console=console)
-
-
-def json_safe(value: Any) -> Any:
-    """The same, with None for the numbers that JSON does not know: NaN and the infinities."""
-    if isinstance(value, dict):
-        return {name: json_safe(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def list_unreadable(unreadable: dict[str, str]) -> None:
-    """Images that are left out, and why; the first ten by name."""
-    for name, why in list(unreadable.items())[:10]:
-        console.print(f"left out {name}: {why}", markup=False, soft_wrap=True)
-    if unreadable:
-        console.print(f"{len(unreadable):,} images could not be read and were left out")
-
-
-def print_finding(finding) -> None:
-    from rich import box
-
-    console.print(f"\n{finding.title}: {finding.where}", markup=False, soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, collapse_padding=True)
-    for index, heading in enumerate(finding.headings):
-        table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index > 0)
-    for row in finding.rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print(finding.note, markup=False)
-
-
-def print_evaluations(title: str, evaluations: dict) -> None:
-    import statistics
-
-    table = Table(title=title, title_justify="left")
-    for column in ("", "accuracy (95 %)", "NLL", "calibration error"):
-        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    for name, found in evaluations.items():
-        table.add_row(
-            name,
-            f"{100 * found.accuracy:.2f} ± {100 * found.accuracy_interval:.2f} %",
-            f"{found.nll:.3f} ± {found.nll_interval:.3f}",
-            f"{100 * found.calibration_error:.1f} %",
-        )
-    console.print(table)
-    if len(evaluations) > 1 and all(name.startswith("seed ") for name in evaluations):
-        accuracies = [100 * found.accuracy for found in evaluations.values()]
-        console.print(
-            f"over {len(accuracies)} seeds: {statistics.mean(accuracies):.2f} ± {statistics.stdev(accuracies):.2f} % "
-            "(mean ± standard deviation)"
-        )

@@ -1,14 +1,12 @@
 """`metaleo export`."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import Int, console
-from metaleo.errors import BadInput
+from metaleo.cli.common import AsTrained, Out, Switch, check_new, emit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,36 +22,31 @@ class Export:
       metaleo export model.safetensors --way 10 --shot 5 --out leo.onnx --json
     """
 
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[Path, tyro.conf.Positional]
     """Run folder (its first seed) or model file."""
-    out: Path
+    out: Out
     """ONNX file to write."""
-    way: Int = None
-    """Classes per task (as in training)."""
-    shot: Int = None
-    """Labelled examples per class (as in training)."""
-    overwrite: bool = False
+    way: AsTrained = None
+    """Classes per task."""
+    shot: AsTrained = None
+    """Labelled examples per class."""
+    overwrite: Switch = False
     """Replace the file in --out."""
-    json: bool = False
-    """Print what was made as JSON on standard output."""
+    json: Switch = False
+    """Print what was made as JSON."""
 
     def run(self) -> None:
-        from metaleo._io.files import check_writable
         from metaleo.checkpoints import model_paths
         from metaleo.export import export_onnx
 
-        if self.out.suffix != ".onnx":
-            raise BadInput(f"{self.out}: the file's name has to end in .onnx")
-        if self.out.exists() and not self.overwrite:
-            raise BadInput(f"{self.out} exists; replace it with --overwrite, or choose another --out")
-        check_writable(self.out)
+        check_new(self.out, self.overwrite, ".onnx")
         made = export_onnx(model_paths(self.model)[0], self.out, self.way, self.shot)
         kind = f"{made['learner']}, {made['way']}-way {made['shot']}-shot, temperature {made['temperature']:.3g}"
-        console.print(f"{self.out}: {kind}, {made['bytes'] / 1e6:.2f} MB", markup=False, soft_wrap=True)
         difference = made["largest_difference"]
-        if difference is None:
-            console.print("not compared with JAX: onnxruntime is not installed")
-        else:
-            console.print(f"largest difference from JAX's probabilities on random rows: {difference:.1e}")
-        if self.json:
-            print(json.dumps({"model": str(self.model), "out": str(self.out), **made}, indent=2))
+        compared = (
+            "not compared with JAX: onnxruntime is not installed"
+            if difference is None
+            else f"largest difference from JAX's probabilities on random rows: {difference:.1e}"
+        )
+        result = {"model": str(self.model), "out": str(self.out), **made}
+        emit(result, self.json, f"{self.out}: {kind}, {made['bytes'] / 1e6:.2f} MB", compared)

@@ -1,19 +1,18 @@
 """`metaleo list`."""
 
 import dataclasses
-import json
 from typing import Annotated, Literal
 
 import tyro
 
-from metaleo.cli.common import flag
+from metaleo.cli.common import Switch, default_is, emit
 
-Kind = Literal["learners", "presets", "models", "data", "problems", "networks", "recipes", "engines"]
+Kind = Literal["learners", "presets", "models", "data", "problems", "backbones", "recipes", "engines"]
 
 
 @dataclasses.dataclass(frozen=True)
 class ListNames:
-    """What the other commands know by name: learners, presets, models, data, problems, networks, recipes, engines.
+    """What the other commands know by name: learners, presets, models, data, problems, backbones, recipes, engines.
 
     Try:
       metaleo list
@@ -21,22 +20,19 @@ class ListNames:
       metaleo list learners --json
     """
 
-    kind: Annotated[Kind | None, tyro.conf.Positional, flag("KIND")] = None
-    """Only names of this kind (all)."""
-    json: bool = False
-    """Print the names as JSON on standard output."""
+    kind: Annotated[Kind | None, tyro.conf.Positional, default_is("all")] = None
+    """Only names of this kind."""
+    json: Switch = False
+    """Print the names as JSON."""
 
     def run(self) -> None:
         names = all_names()
         chosen = names if self.kind is None else {self.kind: names[self.kind]}
-        if self.json:
-            print(json.dumps(chosen, indent=2))
-            return
+        lines = []
         for kind, own in chosen.items():
-            print(f"{kind}:")
             width = max(map(len, own))
-            for name, about in own.items():
-                print(f"  {name:{width}}  {about}".rstrip())
+            lines += [f"{kind}:", *(f"  {name:{width}}  {about}".rstrip() for name, about in own.items())]
+        emit(chosen, self.json, "\n".join(lines))
 
 
 def all_names() -> dict[str, dict[str, str]]:
@@ -55,7 +51,7 @@ def all_names() -> dict[str, dict[str, str]]:
         "models": dict.fromkeys(BUILTIN_MODELS, ""),
         "data": dict.fromkeys(BUILTIN, ""),
         "problems": dict.fromkeys(PROBLEMS, ""),
-        "networks": dict.fromkeys(ARCHITECTURES, ""),
+        "backbones": dict.fromkeys(ARCHITECTURES, ""),
         "recipes": {name: recipe.about for name, recipe in RECIPES.items()},
         "engines": dict.fromkeys(all_engines(), ""),
     }

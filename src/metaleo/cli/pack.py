@@ -1,14 +1,11 @@
 """`metaleo pack`."""
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import Int, console, list_unreadable, progress_bar
-from metaleo.errors import BadInput
+from metaleo.cli.common import Out, Switch, check_new, default_is, emit, list_unreadable, progress_bar, tell
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,38 +24,34 @@ class Pack:
       metaleo pack tieredimagenet:imagenet/train --out tiered.safetensors --json
     """
 
-    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    source: Annotated[str, tyro.conf.Positional]
     """Where the images are."""
-    out: Path
+    out: Out
     """Packed file to write (.safetensors)."""
-    side: Int = None
-    """Pixels of a side (84, or the benchmark's own)."""
-    overwrite: bool = False
+    side: Annotated[int | None, default_is("84, or the benchmark's own")] = None
+    """Pixels of a side."""
+    overwrite: Switch = False
     """Replace the file in --out."""
-    json: bool = False
-    """Print the result as JSON on standard output."""
+    json: Switch = False
+    """Print the result as JSON."""
 
     def run(self) -> None:
         from metaleo.features.datasets import open_images
         from metaleo.features.images import pack
 
-        if self.out.suffix != ".safetensors":
-            raise BadInput(f"{self.out}: a packed file's name ends in .safetensors")
-        if self.out.exists() and not self.overwrite:
-            raise BadInput(f"{self.out} exists; replace it with --overwrite, or choose another --out")
+        check_new(self.out, self.overwrite, ".safetensors")
         images = open_images(self.source, self.side)
-        console.print(f"{self.source}: {images.describe()}", markup=False, soft_wrap=True)
+        tell(f"{self.source}: {images.describe()}")
         with progress_bar() as progress:
             bar = progress.add_task("pack", total=len(images), note="")
             try:
                 packed = pack(images, self.out, lambda done: progress.update(bar, completed=done))
             except KeyboardInterrupt:
                 progress.stop()
-                console.print(f"stopped; {self.out} was not written", markup=False)
+                tell(f"stopped; {self.out} was not written")
                 raise SystemExit(130) from None
         list_unreadable(images.unreadable)
-        console.print(f"{self.out}: {packed.describe()}", markup=False, soft_wrap=True)
-        if self.json:
-            counts = {split: packed.splits.count(split) for split in ("train", "val", "test")}
-            sizes = {"images": len(packed), "classes": counts, "side": packed.side, "channels": packed.channels}
-            print(json.dumps({"file": str(self.out)} | sizes | {"unreadable": images.unreadable}, indent=2))
+        counts = {split: packed.splits.count(split) for split in ("train", "val", "test")}
+        sizes = {"images": len(packed), "classes": counts, "side": packed.side, "channels": packed.channels}
+        result = {"file": str(self.out)} | sizes | {"unreadable": images.unreadable}
+        emit(result, self.json, f"{self.out}: {packed.describe()}")

@@ -1,15 +1,14 @@
 """`metaleo plot-functions`."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import Int, console
+from metaleo.cli.common import AsTrained, Out, Switch, check_new, emit
 from metaleo.config.schema import TrainConfig
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, require_between
 from metaleo.tasks import PROBLEMS
 
 
@@ -27,28 +26,30 @@ class PlotFunctions:
 
     run_or_model: Annotated[Path, tyro.conf.Positional]
     """Run folder, or a model file."""
-    out: Path = Path("functions.png")
+    out: Out = Path("functions.png")
     """The figure (.png, .pdf or .svg)."""
+    overwrite: Switch = False
+    """Replace the figure in --out."""
     panels: int = 4
     """Tasks to draw."""
     samples: int = 12
     """Sampled functions in each panel."""
-    shot: Int = None
-    """Points of a task (as in training)."""
+    shot: AsTrained = None
+    """Points of a task."""
     seed: int = 0
     """Which tasks, and which samples."""
-    json: bool = False
-    """Print what is drawn as JSON on standard output."""
+    json: Switch = False
+    """Print what is drawn as JSON."""
 
     def run(self) -> None:
         from metaleo.checkpoints import load_model, model_paths
         from metaleo.plotting.figures import check_figure
         from metaleo.plotting.functions import choose_tasks, plot_functions
 
-        for name, least, most in (("panels", 1, 24), ("samples", 1, 1000)):
-            if not least <= getattr(self, name) <= most:
-                raise BadInput(f"--{name} must be between {least} and {most}, not {getattr(self, name)}")
+        require_between(1, 24, panels=self.panels)
+        require_between(1, 1000, samples=self.samples)
         check_figure(self.out)
+        check_new(self.out, self.overwrite)
         path = model_paths(self.run_or_model)[0]
         model = load_model(path)
         config = TrainConfig.from_json(model.header["config"])
@@ -58,11 +59,9 @@ class PlotFunctions:
             model, config.shot if self.shot is None else self.shot, self.seed, self.panels, self.samples
         )
         plot_functions(self.out, shown)
-        console.print(f"figure: {self.out}", markup=False, soft_wrap=True)
-        if self.json:
-            panels = [
-                {"title": task.title, "x": task.x.tolist(), "truth": task.truth.tolist(),
-                 "points": [values.tolist() for values in task.points], "functions": task.functions.tolist()}
-                for task in shown
-            ]  # fmt: skip
-            print(json.dumps({"model": str(path), "seed": self.seed, "panels": panels}))
+        panels = [
+            {"title": task.title, "x": task.x.tolist(), "truth": task.truth.tolist(),
+             "points": [values.tolist() for values in task.points], "functions": task.functions.tolist()}
+            for task in shown
+        ]  # fmt: skip
+        emit({"model": str(path), "seed": self.seed, "panels": panels}, self.json, f"figure: {self.out}")

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from metaleo.cli.common import Place, Text, console, flag
-from metaleo.errors import BadInput
+from metaleo.cli.common import Columns, Switch, check_new, default_is, emit, tell
+from metaleo.errors import BadInput, require_between
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,49 +25,48 @@ class Predict:
 
     Try:
       metaleo predict task.safetensors query.csv
-      metaleo predict task.safetensors query.csv -o predictions.csv --probabilities
+      metaleo predict task.safetensors query.csv --out predictions.csv --probabilities
       metaleo predict task.safetensors query.parquet --json --unsure-below 0.8
       metaleo predict task.safetensors photos/
     """
 
-    task: Annotated[Path, tyro.conf.Positional, flag("TASK")]
+    task: Annotated[Path, tyro.conf.Positional]
     """Task file."""
-    query: Annotated[Path, tyro.conf.Positional, flag("QUERY")]
+    query: Annotated[Path, tyro.conf.Positional]
     """The examples to classify."""
-    out: Annotated[Place, tyro.conf.arg(aliases=["-o"], metavar="PATH", help_behavior_hint="")] = None
-    """File to write, .csv or .json (CSV on standard output)."""
-    probabilities: bool = False
+    out: Annotated[Path | None, default_is("CSV on standard output", aliases=["-o"])] = None
+    """File to write, .csv or .json."""
+    overwrite: Switch = False
+    """Replace the file in --out."""
+    probabilities: Switch = False
     """Also give the probability of every class."""
     unsure_below: float = 0.5
     """Probability under which a prediction is marked unsure."""
-    label: Text = None
-    """Column of the labels, if there are any (label)."""
-    ignore: Annotated[tuple[str, ...], flag("COLUMN")] = ()
+    label: Annotated[str | None, default_is("label")] = None
+    """Column of the labels, if there are any."""
+    ignore: Columns = ()
     """Columns of numbers that are no part of the vector."""
-    network: Text = None
-    """For images: the network that makes vectors of them (the one that `metaleo adapt` used)."""
-    views: Annotated[Literal["centre", "multi"] | None, flag("{centre,multi}")] = None
-    """For images: as in `metaleo adapt`."""
-    json: bool = False
-    """Print the predictions as JSON on standard output."""
+    backbone: Annotated[str | None, default_is("as in `metaleo adapt`")] = None
+    """For images: the network that turns them into vectors."""
+    views: Annotated[Literal["centre", "multi"] | None, default_is("as in `metaleo adapt`")] = None
+    """For images: the centre crop, or the average over ten crops."""
+    json: Switch = False
+    """Print the predictions as JSON."""
 
     def run(self) -> None:
-        from metaleo._io.files import check_writable, write_text
+        from metaleo._io.files import write_text
         from metaleo.estimators.classifier import load_task, predict
         from metaleo.estimators.examples import read_examples
 
-        if not 0 <= self.unsure_below <= 1:
-            raise BadInput(f"--unsure-below is a probability, not {self.unsure_below}")
+        require_between(0, 1, unsure_below=self.unsure_below)
         if self.out is not None:
-            if self.out.suffix not in (".csv", ".json"):
-                raise BadInput(f"{self.out}: predictions are written to a .csv or .json file")
             if self.out.resolve() in (self.query.resolve(), self.task.resolve()):
                 raise BadInput(f"{self.out} is what predictions are made of; choose another --out")
-            check_writable(self.out)
+            check_new(self.out, self.overwrite, ".csv", ".json")
         task = load_task(self.task)
-        network = self.network or task.about.get("network")
+        backbone = self.backbone or task.about.get("network")
         views = self.views or task.about.get("views", "centre")
-        table = read_examples(self.query, network, views, self.label, self.ignore)
+        table = read_examples(self.query, backbone, views, self.label, self.ignore)
         table = table.arranged(task.about.get("columns", ()))
         if table.vectors.shape[1] != task.structure.dim:
             raise BadInput(
@@ -84,18 +83,18 @@ class Predict:
         result: dict[str, Any] = {"task": str(self.task), "classes": list(task.classes), "predictions": rows}
         result["calibrated"] = bool(task.about.get("calibrated"))
         result |= accuracy_of(rows, table.labels)
-        if self.json:
-            print(json.dumps(result, indent=2))
-        elif self.out is None:
-            sys.stdout.write(as_csv(rows))
         if self.out is not None:
             write_text(self.out, json.dumps(result, indent=2) + "\n" if self.out.suffix == ".json" else as_csv(rows))
+        if self.json:
+            emit(result, as_json=True)
+        elif self.out is None:
+            sys.stdout.write(as_csv(rows))
         unsure = sum(row["unsure"] for row in rows)
-        console.print(f"{len(rows):,} predictions, {unsure:,} unsure")
+        tell(f"{len(rows):,} predictions, {unsure:,} unsure")
         if not task.about.get("calibrated"):
-            console.print("these probabilities are not calibrated: the model has learned no temperature")
+            tell("these probabilities are not calibrated: the model has learned no temperature")
         if "accuracy" in result:
-            console.print(f"{100 * result['accuracy']:.1f} % of the {result['labelled']:,} that have a label are right")
+            tell(f"{100 * result['accuracy']:.1f} % of the {result['labelled']:,} that have a label are right")
 
 
 def accuracy_of(rows: list[dict[str, Any]], labels: list[str] | None) -> dict[str, Any]:

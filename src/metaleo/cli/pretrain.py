@@ -1,125 +1,143 @@
 """`metaleo pretrain`."""
 
 import dataclasses
-import json
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from metaleo.cli.common import Float, Int, Place, Text, YesNo, console, given, list_unreadable, progress_bar
+import tyro
+
+from metaleo.cli.common import Switch, default_is, emit, list_unreadable, progress_bar, records, registry, tell
 from metaleo.errors import BadInput
+from metaleo.features.recipes import Architecture, Recipe, find_architecture, find_recipe, second_of_third_group
+
+records[Architecture] = ("kind", "strides", "channels")
+records[Recipe] = ("about",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The flags that decide the defaults of all others."""
+
+    backbone: str = "wrn-28-10"
+    recipe: str = "paper"
+    out: Path | None = None
+    resume: Switch = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Pretrain:
-    """Train a network on the images of the training classes, for `metaleo embed` to turn images into features.
+    """Train a backbone on the images of the training classes, for `metaleo embed` to turn images into features.
 
     Stage 1 of the paper: a WRN-28-10 learns to tell all training classes apart. SOURCE is a folder of class folders
-    (train/, val/ and test/ above them split the classes), a CSV of filename,label,split, a file of `metaleo pack`, or
-    a known benchmark: miniimagenet:DIR, tieredimagenet:DIR, cifar-fs:DIR, fc100:DIR, omniglot:DIR; omniglot-sample is
-    inside this package. The run folder holds the network, the metrics and all that is needed to go on. If there are
-    validation classes, each report also says how well a nearest-centroid classifier does on them.
+    (train/, val/ and test/ above them split the classes), a CSV of filename,label,split, a file of `metaleo pack`, or a
+    known benchmark: miniimagenet:DIR, tieredimagenet:DIR, cifar-fs:DIR, fc100:DIR, omniglot:DIR; omniglot-sample comes
+    with this package. The run folder holds the backbone, the metrics and all that is needed to resume. With validation
+    classes, each report includes the accuracy of nearest centroids on them.
 
     Try:
       metaleo pretrain --images miniimagenet:images/ --out runs/wrn
       metaleo pretrain --images miniimagenet:images/ --recipe best --out runs/best
-      metaleo pretrain --images my-photos/ --network wrn-16-4 --epochs 60
-      metaleo pretrain --images omniglot-sample --network conv-4 --recipe omniglot
+      metaleo pretrain --images my-photos/ --backbone wrn-16-4 --epochs 60
+      metaleo pretrain --images omniglot-sample --backbone conv-4 --recipe omniglot
       metaleo pretrain --resume --out runs/wrn
     """
 
-    images: Text = None
+    images: Annotated[str | None, default_is("none; with --resume, where they were")] = None
     """Where the images are: SOURCE, see above."""
-    network: str = "wrn-28-10"
-    """Which backbone: wrn-28-10 (the paper's), wrn-28-10-small-images (32 x 32), wrn-16-4, conv-4."""
-    recipe: str = "paper"
-    """How it is trained; a wrong name lists all."""
-    out: Place = None
-    """Run folder (runs/<network>-<recipe>)."""
-    resume: bool = False
-    """Go on with the run in --out, here or on another machine; --images may be somewhere else now."""
-    overwrite: bool = False
-    """Replace the run in --out."""
+    backbone: str = Selection.backbone
+    """Which network: wrn-28-10 (the paper's), wrn-28-10-small-images (32 x 32), wrn-16-4, conv-4."""
+    recipe: str = Selection.recipe
+    """How it is trained (`metaleo list recipes`); it decides the defaults below."""
+    epochs: Annotated[int | None, default_is("as --steps says")] = None
+    """Passes over the training images, instead of --steps."""
     seed: int = 0
-    """Of everything random."""
-    json: bool = False
-    """Print the last report as JSON on standard output."""
-
-    steps: Int = None
-    """Steps of SGD (the recipe's)."""
-    epochs: Int = None
-    """The same, as passes over the training images."""
-    batch: Int = None
-    """Images per step (the recipe's)."""
+    """Seed of all randomness."""
+    out: Annotated[Path | None, default_is("runs/BACKBONE-RECIPE", aliases=["-o"])] = None
+    """Run folder."""
+    resume: Switch = False
+    """Continue the run in --out, here or on another machine; --images may be somewhere else now."""
+    overwrite: Switch = False
+    """Replace the run in --out."""
+    json: Switch = False
+    """Print the last report as JSON."""
     hold_out: float = 0.05
-    """Share of each training class that is held out, to judge the network by."""
+    """Share of each training class that is held out, to validate the backbone."""
     reports: int = 20
-    """How often the run is judged and saved."""
-    half: YesNo = None
-    """Compute in bfloat16 (on accelerators)."""
-    depth: Int = None
-    """Of a wide residual network (the network's)."""
-    width: Int = None
-    """Of a wide residual network; channels of a conv-4 (the network's)."""
-    side: Int = None
-    """Pixels of a side as the network sees it (the network's)."""
+    """How often the run is validated and saved."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What to compute in; auto is bfloat16 on accelerators."""
+    training: Annotated[Recipe, tyro.conf.arg(name="recipe")] = find_recipe(Selection.recipe)
+    architecture: Annotated[Architecture, tyro.conf.arg(name="backbone")] = find_architecture(Selection.backbone)
 
-    learning_rate: Float = None
-    """At its highest (the recipe's)."""
-    l2: Float = None
-    """Weight of the L2 term (the recipe's)."""
-    keep_prob: Float = None
-    """Probability that dropout in the blocks keeps a number (the recipe's)."""
-    least_area: Float = None
-    """Smallest share of an image that a random crop takes (the recipe's)."""
-    smoothing: Float = None
-    """Label smoothing (the recipe's)."""
-    mixup: Float = None
-    """α of manifold mixup, 0 for none (the recipe's)."""
-    rotation: Float = None
-    """Weight of telling by how many quarters an image was turned, 0 for none (the recipe's)."""
-    average: Float = None
-    """Decay of the running average of the weights, 0 for none (the recipe's)."""
+    @classmethod
+    def defaults(cls, arguments: list[str]) -> "Pretrain":
+        """What holds where nothing else is said: the values of the recipe and the backbone, or of the run to resume."""
+        asked = [argument for argument in arguments if argument not in ("-h", "--help")]
+        chosen, _ = tyro.cli(
+            Selection, prog="metaleo pretrain", args=asked, return_unknown_args=True, registry=registry,
+            config=(tyro.conf.DisallowNone,),
+        )  # fmt: skip
+        if chosen.resume and chosen.out is not None:
+            return cls.of(chosen.out)
+        return cls(training=find_recipe(chosen.recipe), architecture=find_architecture(chosen.backbone))
 
-    def resolve(self, source: str, images):
-        """The whole configuration: the recipe, then what was given."""
+    @classmethod
+    def of(cls, folder: Path) -> "Pretrain":
+        """The flags that mean the run in a folder."""
+        from metaleo.features.pretrain_run import PretrainConfig
+
+        config = PretrainConfig.read(folder / "config.json")
+        return cls(
+            seed=config.seed, out=folder, hold_out=config.hold_out, reports=config.reports,
+            training=config.recipe, architecture=config.architecture,
+        )  # fmt: skip
+
+    def resolve(self, source: str, images: Any) -> Any:
+        """The whole configuration, checked."""
         import jax
 
         from metaleo.features.pretrain import split_training
         from metaleo.features.pretrain_run import PretrainConfig
-        from metaleo.features.recipes import find_architecture, find_recipe, second_of_third_group
 
-        architecture = find_architecture(self.network)
-        changes = given(self, type(architecture)) | {"channels": images.channels}
-        if self.depth is not None:
-            changes["layer"] = second_of_third_group(self.depth)
-        architecture = dataclasses.replace(architecture, **changes)
-        recipe = find_recipe(self.recipe)
-        recipe = dataclasses.replace(recipe, **given(self, type(recipe)))
+        named = find_architecture(self.backbone)
+        architecture = dataclasses.replace(self.architecture, channels=images.channels)
+        if architecture.depth != named.depth and architecture.layer == named.layer:
+            architecture = dataclasses.replace(architecture, layer=second_of_third_group(architecture.depth))
+        recipe = self.training
         if self.epochs is not None:
-            if self.steps is not None:
+            if recipe.steps != find_recipe(self.recipe).steps:
                 raise BadInput("--steps and --epochs say the same thing; give one of them")
             split = split_training(images, self.hold_out, self.seed)
             count = int((~split.held_out).sum())
             recipe = dataclasses.replace(recipe, steps=self.epochs * max(count // min(recipe.batch, count), 1))
-        half = jax.default_backend() != "cpu" if self.half is None else self.half
+        half = self.precision == "bfloat16" or (self.precision == "auto" and jax.default_backend() != "cpu")
         config = PretrainConfig(source, architecture, recipe, self.hold_out, self.reports, self.seed, half)
-        check_config(config)
+        config.check()
         return config
+
+    def resumed(self) -> Any:
+        """The configuration of the run in --out."""
+        from metaleo.features.pretrain_run import PretrainConfig
+
+        if self.overwrite:
+            raise BadInput("--resume keeps a run and --overwrite replaces it; give one of them")
+        if self.out is None:
+            raise BadInput("--resume needs --out, the run to go on with")
+        if dataclasses.replace(self, images=None, resume=False, json=False) != Pretrain.of(self.out):
+            raise BadInput("a resumed run keeps its own configuration; only --images may change")
+        return PretrainConfig.read(self.out / "config.json")
 
     def run(self) -> None:
         from metaleo._io.run_log import claim_run_folder
         from metaleo.errors import Interrupted
         from metaleo.features.datasets import open_images
         from metaleo.features.images import check_image_classes
-        from metaleo.features.pretrain_run import PretrainConfig, PretrainRun
+        from metaleo.features.pretrain_run import PretrainRun
 
-        if self.resume and self.overwrite:
-            raise BadInput("--resume keeps a run and --overwrite replaces it; give one of them")
-        if self.resume and self.out is None:
-            raise BadInput("--resume needs --out, the run to go on with")
-        if not self.resume and self.images is None:
+        known = self.resumed() if self.resume else None
+        if known is None and self.images is None:
             raise BadInput("--images is needed: where the training images are")
-        folder = self.out or Path(f"runs/{self.network}-{self.recipe}")
-        known = PretrainConfig.read(folder / "config.json") if self.resume else None
+        folder = self.out or Path(f"runs/{self.backbone}-{self.recipe}")
         source = self.images or (known.images if known else "")
         images = open_images(source) if not self.resume else open_images(packed_or(source, folder))
         check_image_classes(images.subset("train"), 2)
@@ -127,11 +145,11 @@ class Pretrain:
         PretrainRun(config, folder, images)  # bad data says so before the folder is touched
         if not self.resume:
             claim_run_folder(folder, config.to_json(), self.overwrite)
-        console.print(f"{source}: {images.describe()}")
+        tell(f"{source}: {images.describe()}")
         images = quick(images, folder)
         run = PretrainRun(config, folder, images)
         with progress_bar() as progress:
-            bar = progress.add_task(self.network, total=config.recipe.steps, note="compiling …")
+            bar = progress.add_task(folder.name, total=config.recipe.steps, note="compiling …")
             notes = {"rate": "", "last": ""}
 
             def watch(step: int, rate: float) -> None:
@@ -151,40 +169,12 @@ class Pretrain:
                 run.train(report, watch, make_probe(images))
             except Interrupted:
                 progress.stop()
-                console.print(f"stopped and saved; go on with:\n  metaleo pretrain --resume --out {folder}")
+                tell(f"stopped and saved; go on with:\n  metaleo pretrain --resume --out {folder}")
                 raise
         last = last_record(folder)
-        console.print(f"{folder}/network.safetensors; features with:\n  metaleo embed {folder} --images {source}")
-        if self.json:
-            print(json.dumps({"run": str(folder), "config": config.to_json(), "last": last}, indent=2))
-
-
-def check_config(config) -> None:
-    """Numbers that make no sense, in one line each."""
-    recipe, architecture = config.recipe, config.architecture
-    for name, value in (("steps", recipe.steps), ("batch", recipe.batch), ("reports", config.reports)):
-        if value < 1:
-            raise BadInput(f"--{name} must be at least 1, not {value}")
-    if architecture.width < 1 or architecture.side < 16:
-        raise BadInput("--width must be at least 1 and --side at least 16")
-    if architecture.kind == "wrn" and (architecture.depth < 10 or (architecture.depth - 4) % 6):
-        raise BadInput(f"--depth of a wide residual network is 6n + 4 (10, 16, 22, 28, …), not {architecture.depth}")
-    for name, least, most in (
-        ("keep_prob", 1 / 256, 1),
-        ("smoothing", 0, 1),
-        ("average", 0, 1),
-        ("least_area", 0.01, 1),
-    ):
-        if not least <= getattr(recipe, name) <= most:
-            shown = name.replace("_", "-")
-            raise BadInput(f"--{shown} must be from {least:.3g} to {most}, not {getattr(recipe, name)}")
-    for name in ("learning_rate", "l2", "mixup", "rotation"):
-        if not 0 <= getattr(recipe, name) < float("inf"):
-            raise BadInput(f"--{name.replace('_', '-')} must be a finite number of at least 0")
-    if not 0 <= config.hold_out <= 0.9:
-        raise BadInput(f"--hold-out is a share from 0 to 0.9, not {config.hold_out}")
-    if config.seed < 0:
-        raise BadInput(f"--seed cannot be negative, not {config.seed}")
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in last.items() if value is not None)
+        emit({"run": str(folder), "config": config.to_json(), "last": last}, self.json, f"{folder}: {shown}")
+        tell(f"features with:\n  metaleo embed {folder} --images {source}")
 
 
 def absolute(source: str) -> str:

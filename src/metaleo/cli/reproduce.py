@@ -1,14 +1,14 @@
 """`metaleo reproduce`."""
 
 import dataclasses
-import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
+from rich.table import Table
 
-from metaleo.cli.common import Int, Place, Text, progress
+from metaleo.cli.common import Switch, default_is, emit, make_table, progress, tell
 from metaleo.errors import BadInput
 
 
@@ -29,30 +29,32 @@ class Reproduce:
 
     dataset: Annotated[Literal["miniimagenet", "tieredimagenet", "sample"], tyro.conf.Positional]
     """Whose numbers of the paper to put beside; `sample` is the part of miniImageNet in this package."""
-    data: Text = None
+    data: Annotated[str | None, default_is("the sample, for `sample` only")] = None
     """Features of that data set: a file (.npz, .safetensors) or a folder of the authors' pickles."""
-    shot: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N [N ...]", help_behavior_hint="")] = ()
-    """Labelled examples per class (1 and 5; 1 with --quick)."""
-    rows: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROW [ROW ...]", help_behavior_hint="")] = ("all",)
-    """Rows of the table (all); a wrong name lists them."""
-    quick: bool = False
+    shot: Annotated[tuple[int, ...], default_is("1 5; 1 with --quick", metavar="INT [INT ...]")] = ()
+    """Labelled examples per class."""
+    rows: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROW [ROW ...]")] = ("all",)
+    """Rows of the table; a wrong name lists them."""
+    quick: Switch = False
     """Few trials, steps, seeds and tasks: minutes on a CPU, to see the whole protocol at work."""
-    trials: Int = None
-    """Trials of each search (64; quick: 8)."""
-    search_steps: Int = None
-    """Meta-steps of the trials that get to the end (20,000; quick: 400)."""
-    final_steps: Int = None
-    """Meta-steps of the final runs at most (20,000; quick: 400)."""
-    seeds: Int = None
-    """Final runs (5; quick: 2)."""
-    tasks: Int = None
-    """Test tasks (50,000; quick: 1,000)."""
+    trials: Annotated[int | None, default_is("64; 8 with --quick")] = None
+    """Trials of each search."""
+    search_steps: Annotated[int | None, default_is("20,000; 400 with --quick")] = None
+    """Meta-steps of the trials that get to the end."""
+    final_steps: Annotated[int | None, default_is("20,000; 400 with --quick")] = None
+    """Meta-steps of the final runs at most."""
+    seeds: Annotated[int | None, default_is("5; 2 with --quick")] = None
+    """Final runs."""
+    tasks: Annotated[int | None, default_is("50,000; 1,000 with --quick")] = None
+    """Test tasks."""
     seed: int = 0
-    """Of everything random; final runs use this and the next ones."""
-    out: Place = None
-    """Folder (reproduce-<dataset>)."""
-    json: bool = False
-    """Print the report as JSON on standard output."""
+    """Seed of all randomness; final runs use this and the next ones."""
+    out: Annotated[Path | None, default_is("reproduce-DATASET", aliases=["-o"])] = None
+    """Folder for searches, runs and the report."""
+    overwrite: Switch = False
+    """Replace the reproduction in --out."""
+    json: Switch = False
+    """Print the report as JSON."""
 
     def run(self) -> None:
         from metaleo.data.feature_files import load_data
@@ -75,11 +77,11 @@ class Reproduce:
         shots = self.shot or ((1,) if self.quick else (1, 5))
         rows = tuple(ROWS) if "all" in self.rows else self.rows
         folder = self.out or Path(f"reproduce-{self.dataset}")
-        progress.say(f"{source}: {metaset.describe()}")
-        report = reproduce(plan, metaset, shots, rows, folder, self.command(shots, given), progress)
-        progress.say(f"report: {folder}/report.md, .json, .png")
-        if self.json:
-            print(json.dumps(report, indent=2))
+        tell(f"{source}: {metaset.describe()}")
+        report = reproduce(plan, metaset, shots, rows, folder, self.command(shots, given), progress, self.overwrite)
+        tables = [part for shot, found in report["shots"].items() for part in (f"{shot}-shot", table_2(found["rows"]))]
+        emit(report, self.json, *tables)
+        tell(f"report: {folder}/report.md, .json, .png")
 
     def command(self, shots: tuple[int, ...], given: dict[str, int]) -> str:
         """What to type for the same numbers."""
@@ -91,3 +93,20 @@ class Reproduce:
         for name, value in (given | ({"seed": self.seed} if self.seed else {})).items():
             parts += [f"--{name.replace('_', '-')}", str(value)]
         return shlex.join(parts)
+
+
+def table_2(rows: list[dict[str, Any]]) -> Table:
+    """Ours beside the paper's."""
+    from metaleo.experiments.reproduce import ROWS
+
+    def shown(mean: float, deviation: float | None) -> str:
+        return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
+
+    return make_table(
+        ("", "test accuracy (%)", "the paper (%)", "calibration error"),
+        [
+            (ROWS[row["row"]], shown(row["accuracy"], row["deviation"]),
+             "–" if row["paper"] is None else shown(*row["paper"]), f"{100 * row['calibration_error']:.1f} %")
+            for row in rows
+        ],
+    )  # fmt: skip

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import console, flag
-from metaleo.errors import BadInput
+from metaleo.cli.common import Switch, tell
+from metaleo.errors import require_between
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +25,15 @@ class Serve:
       curl -s http://127.0.0.1:8765/api/models
     """
 
-    models: Annotated[tuple[Path, ...], tyro.conf.Positional, flag("MODEL")] = ()
+    models: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL [MODEL ...]]", help_behavior_hint="")
+    ] = ()
     """More models: run folders or model files."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 lets other machines in."""
     port: int = 8765
     """Port to listen on; 0: any that is free."""
-    open: bool = False
+    open: Switch = False
     """Open the page in a browser."""
     rate: float = 1000.0
     """Requests per second from one address, in the long run; twice as many may come at once."""
@@ -41,17 +43,12 @@ class Serve:
     """Of one request."""
 
     def run(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise BadInput(f"--port must be between 0 and 65535, not {self.port}")
-        if not 1 <= self.rate <= 1e6:
-            raise BadInput(f"--rate must be between 1 and 1,000,000, not {self.rate:g}")
-        if not 1 <= self.tasks <= 1_000_000:
-            raise BadInput(f"--tasks must be between 1 and 1,000,000, not {self.tasks}")
-        if not 0.01 <= self.megabytes <= 48:
-            raise BadInput(f"--megabytes must be between 0.01 and 48, not {self.megabytes:g}")
+        require_between(0, 65535, port=self.port)
+        require_between(1, 1_000_000, rate=self.rate, tasks=self.tasks)
+        require_between(0.01, 48, megabytes=self.megabytes)
         from metaleo.serve.server import Limits, serve
 
         limits = Limits(
             body_bytes=int(self.megabytes * 2**20), rate=self.rate, burst=int(2 * self.rate), tasks=self.tasks
         )
-        serve(self.models, self.host, self.port, limits, self.open, lambda line: console.print(line, markup=False))
+        serve(self.models, self.host, self.port, limits, self.open, tell)

@@ -1,14 +1,13 @@
 """`metaleo split`."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import Text, console, flag
-from metaleo.errors import BadInput
+from metaleo.cli.common import Columns, Out, Switch, check_new, default_is, emit, tell
+from metaleo.errors import BadInput, require_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,42 +24,38 @@ class Split:
       metaleo split embedded.safetensors --again --seed 3 --shares 0.6 0.2 0.2 --out features.safetensors
     """
 
-    table: Annotated[Path, tyro.conf.Positional, flag("TABLE")]
+    table: Annotated[Path, tyro.conf.Positional]
     """The examples, with labels."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="PATH")] = Path("features.safetensors")
+    out: Out = Path("features.safetensors")
     """Feature file to write, .safetensors or .npz."""
-    label: Text = None
-    """Column of the labels (label)."""
-    by: Text = None
-    """Column that says train, val or test (split)."""
-    ignore: Annotated[tuple[str, ...], flag("COLUMN")] = ()
+    label: Annotated[str | None, default_is("label")] = None
+    """Column of the labels."""
+    by: Annotated[str | None, default_is("split, if there is one")] = None
+    """Column that says train, val or test."""
+    ignore: Columns = ()
     """Columns of numbers that are no part of the vector."""
-    again: bool = False
+    again: Switch = False
     """Split at random, whatever the file says."""
     seed: int = 0
-    """Of the random split."""
+    """Seed of the random split."""
     shares: tuple[float, float, float] = (0.64, 0.16, 0.2)
     """Of the classes, for train, val and test."""
     way: int = 5
     """Classes of the tasks to come: say so if there are too few."""
-    overwrite: bool = False
+    overwrite: Switch = False
     """Replace the file in --out."""
-    json: bool = False
-    """Print the classes of each split as JSON on standard output."""
+    json: Switch = False
+    """Print the classes of each split as JSON."""
 
     def run(self) -> None:
         from metaleo.data.feature_files import read_table, save_data
         from metaleo.data.tables import to_metaset
         from metaleo.tasks.episodes import advice, check_enough
 
-        if self.out.suffix not in (".npz", ".safetensors"):
-            raise BadInput(f"{self.out}: a feature file's name ends in .npz or .safetensors")
-        if self.out.exists() and not self.overwrite:
-            raise BadInput(f"{self.out} exists; replace it with --overwrite, or choose another --out")
+        check_new(self.out, self.overwrite, ".safetensors", ".npz")
         if min(self.shares) < 0 or not abs(sum(self.shares) - 1) <= 1e-6:
             raise BadInput(f"--shares are three parts of one, not {' '.join(map(str, self.shares))}")
-        if self.seed < 0:
-            raise BadInput(f"--seed cannot be negative, not {self.seed}")
+        require_at_least(0, seed=self.seed)
         if self.by is not None and self.again:
             raise BadInput("--by takes the split from a column and --again makes a new one; give one of them")
         table = read_table(self.table, self.label, self.ignore)
@@ -73,18 +68,17 @@ class Split:
             table = dataclasses.replace(table, splits=None)
         metaset = to_metaset(table, self.seed, self.shares)
         save_data(metaset, self.out)
-        console.print(f"{self.out}: {metaset.describe()}", markup=False, soft_wrap=True)
         try:
             check_enough(metaset, self.way)
             told = advice(metaset, self.way)
         except BadInput as error:  # the file is good for other things
             told = str(error)
+        classes = {
+            split: [name for name, own in zip(metaset.class_names, metaset.splits, strict=True) if own == split]
+            for split in ("train", "val", "test")
+        }
+        result = {"file": str(self.out), "classes": classes, "advice": told}
+        emit(result, self.json, f"{self.out}: {metaset.describe()}")
         if told:
-            console.print(told, markup=False, soft_wrap=True)
-        console.print(f"meta-train on it with:\n  metaleo train --data {self.out}", markup=False, soft_wrap=True)
-        if self.json:
-            classes = {
-                split: [name for name, own in zip(metaset.class_names, metaset.splits, strict=True) if own == split]
-                for split in ("train", "val", "test")
-            }
-            print(json.dumps({"file": str(self.out), "classes": classes, "advice": told}, indent=2))
+            tell(told)
+        tell(f"meta-train on it with:\n  metaleo train --data {self.out}")

@@ -1,189 +1,162 @@
 """`metaleo train`."""
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
-from metaleo.cli.common import Float, Int, Place, Text, YesNo, console, flag, progress
-from metaleo.config.presets import resolve_config
-from metaleo.config.schema import Clip, TrainConfig
+import tyro
+
+from metaleo.cli.common import Switch, default_is, emit, progress, records, registry, tell, visible
+from metaleo.config.presets import default_config, resolve_config
+from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput, unknown_name
+from metaleo.learners.base import HyperParams
+from metaleo.learners.registry import Structure
 from metaleo.tasks import PROBLEMS
+
+EVERYDAY = ("data", "way", "shot", "steps", "seed")
+records[TrainConfig] = (*EVERYDAY, "structure", "hyper")
+records[Structure] = ("learner", "dim", "way", "noise", "tail")  # `--learner`, `--way`, and what the data decide
+records[HyperParams] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The flags that decide the defaults of all others."""
+
+    learner: str | None = None
+    shot: int | None = None
+    preset: str | None = None
+    problem: str | None = None
+    out: Path | None = None
+    resume: Switch = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
     """Meta-train a learner and keep the best by validation accuracy, or for functions by validation loss.
 
-    Whatever is not given comes from the preset; without --preset, from the one for this learner and shot. Numbers in
-    brackets hold where the preset says nothing else. The run
-    folder holds the model, the resolved configuration, the metrics and a figure. Ctrl-C saves and leaves, and
-    nothing is lost by a kill: --resume goes on to exactly the result of an uninterrupted run.
+    Defaults are those of the preset: `metaleo train --preset NAME --help` shows them. The run folder holds the model,
+    the configuration, the metrics and a figure. Ctrl-C saves and stops, and a kill loses nothing: --resume continues to
+    exactly the result of an uninterrupted run.
 
     Try:
       metaleo train --shot 5 --out runs/five-shot
-      metaleo train --data features.npz --preset paper-mini-1shot --seeds 5
       metaleo train --data my-vectors.csv --shot 5 --out runs/mine
+      metaleo train --data features.npz --preset paper-mini-1shot --seeds 5
       metaleo train --learner meta-sgd --steps 5000
       metaleo train --problem sines-and-lines
-      metaleo train --data strokes --preset strokes
-      metaleo train --data flat.safetensors --joint runs/conv-4-omniglot
       metaleo train --resume --out runs/five-shot
     """
 
-    data: Text = None
-    """Feature file (.npz, .safetensors), table with a column `label` (.csv, .tsv, .parquet, a Hugging Face folder),
-    folder of the authors' pickles, or in this package: sample, strokes, intents."""
-    problem: Text = None
-    """Tasks that need no data instead: sines-and-lines, 5-shot regression."""
-    learner: Text = None
-    """What to meta-train (leo); a wrong name lists all."""
-    joint: Place = None
-    """A conv-4 whose last stage is learned too; --data is then what `metaleo embed --layer 3 --flat` made with it."""
-    preset: Text = None
-    """Hyper-parameters to start from: a name (a wrong one lists them all), or best.json of a search."""
-    way: Int = None
-    """Classes per task (5)."""
-    shot: Int = None
-    """Labelled examples per class (1, or the preset's)."""
-    query: Int = None
-    """Query examples per class in training tasks (15, or the preset's); validation uses all the rest."""
-    steps: Int = None
-    """Meta-steps at most (100,000, or the preset's)."""
-    seed: Int = None
-    """Of everything random (0)."""
-    seeds: Int = None
-    """Train this many seeds, from --seed on, side by side (1)."""
-    out: Place = None
-    """Run folder (runs/<learner>-<way>way-<shot>shot, or runs/<learner>-<problem>)."""
-    resume: bool = False
-    """Go on with the run in --out; its own configuration holds, except for --steps."""
-    overwrite: bool = False
+    data: str = "sample"
+    """Table with a column `label` (.csv, .tsv, .parquet, a Hugging Face folder), feature file (.npz, .safetensors), a
+    folder of the authors' pickles, or data in this package: sample, strokes, intents."""
+    learner: str = "leo"
+    """What to meta-train: leo, meta-sgd, maml, prototypical, … (`metaleo list learners`)."""
+    preset: Annotated[str | None, default_is("the one for this learner and shot")] = None
+    """Hyper-parameters to start from: a name (`metaleo list presets`), or best.json of a search."""
+    way: int = TrainConfig.way
+    """Classes per task."""
+    shot: int = TrainConfig.shot
+    """Labelled examples per class."""
+    steps: int = TrainConfig.steps
+    """Meta-steps at most; the run stops earlier when validation no longer improves."""
+    seed: int = TrainConfig.seed
+    """Seed of all randomness."""
+    out: Annotated[Path | None, default_is("runs/LEARNER-WAYway-SHOTshot", aliases=["-o"])] = None
+    """Run folder."""
+    resume: Switch = False
+    """Continue the run in --out with its own configuration; only --steps may change."""
+    overwrite: Switch = False
     """Replace the run in --out."""
-    json: bool = False
-    """Print the result as JSON on standard output."""
+    json: Switch = False
+    """Print the result as JSON."""
 
-    train_on: Annotated[Literal["train", "train+val"] | None, flag("{train,train+val}")] = None
-    """Classes to learn from; train+val is the paper's last stage (train)."""
-    meta_batch: Int = None
-    """Tasks per meta-step (12, or the preset's)."""
-    validate_every: Int = None
-    """Meta-steps between validations (1000)."""
-    validation_tasks: Int = None
-    """Tasks per validation (1000)."""
-    patience: Int = None
-    """Validations without a better one before the run stops early (20)."""
-    clip: Annotated[Clip | None, flag("{global,per-tensor}")] = None
-    """Clip the norm of the whole meta-gradient (global: the paper) or of each tensor (per-tensor: its code)."""
-    engine: Text = None
-    """What computes: reference (learners as they are written) or closed-form (LEO's derivatives written out), equal to
-    rounding; a wrong name lists all that are installed (the fastest that can)."""
-    decay: YesNo = None
-    """Let the learning rate fall to zero over --steps, along half a cosine (False)."""
+    problem: Annotated[str | None, default_is("none")] = None
+    """Tasks that need no data: sines-and-lines, 5-shot regression."""
+    training: Annotated[TrainConfig, tyro.conf.arg(name="research: training")] = TrainConfig()
+    hyper: Annotated[HyperParams, tyro.conf.arg(name="research: hyper-parameter")] = HyperParams()
+    structure: Annotated[Structure, tyro.conf.arg(name="research: learner")] = Structure()
 
-    learning_rate: Float = None
-    """η: Adam's step in the outer loop."""
-    kl: Float = None
-    """β: weight of the KL term."""
-    encoder_penalty: Float = None
-    """γ: weight of the pull of codes to adapted codes."""
-    l2: Float = None
-    """λ₁: weight of the L2 term."""
-    orthogonality: Float = None
-    """λ₂: weight of the decoder's orthogonality term."""
-    keep_prob: Float = None
-    """p_keep: probability that dropout keeps a feature."""
+    @classmethod
+    def defaults(cls, arguments: list[str]) -> "Train":
+        """What holds where nothing else is said: the values of the preset, or of the run to be resumed."""
+        asked = [argument for argument in arguments if argument not in ("-h", "--help")]
+        chosen, _ = tyro.cli(
+            Selection, prog="metaleo train", args=asked, return_unknown_args=True, registry=registry,
+            config=(tyro.conf.DisallowNone,),
+        )  # fmt: skip
+        if chosen.problem is not None and chosen.problem not in PROBLEMS:
+            raise unknown_name("problem", chosen.problem, PROBLEMS)
+        if chosen.resume and chosen.out is not None and (chosen.out / "config.json").is_file():
+            return cls.of(TrainConfig.read(chosen.out / "config.json"), out=chosen.out)
+        config = default_config(chosen.learner, chosen.shot, preset=chosen.preset, problem=chosen.problem)
+        return cls.of(config, preset=chosen.preset, problem=chosen.problem)
 
-    latent: Int = None
-    """Size of a code (64)."""
-    latent_steps: Int = None
-    """Gradient steps on the codes (5)."""
-    finetune_steps: Int = None
-    """Gradient steps on the weights (5)."""
-    latent_step_size: Float = None
-    """Where the learned step sizes for codes start (1)."""
-    finetune_step_size: Float = None
-    """Where the learned step sizes for weights start; MAML's step size."""
-
-    network: Annotated[Literal["linear", "mlp", "gru"] | None, flag("{linear,mlp,gru}")] = None
-    """What is generated: a linear classifier, an MLP, or a GRU that reads a row as a sequence (linear)."""
-    codes: Annotated[Literal["class", "task"] | None, flag("{class,task}")] = None
-    """A code and a network for each class, or one for the whole task (class)."""
-    hidden: Int = None
-    """Units of the MLP's hidden layers, or of the GRU's state (40)."""
-    layers: Int = None
-    """Layers of the MLP (3)."""
-    channels: Int = None
-    """Numbers that the GRU reads at a time (3)."""
-    width: Int = None
-    """Units of two hidden layers in LEO's encoder and in its decoder; 0: both linear (0)."""
-    from_start: YesNo = None
-    """LEO adds what it decodes to learned parameters that start as an ordinary network's (False)."""
-    max_grad_norm: Float = None
-    """Longest inner gradient, where network or decoder are not linear (none)."""
-    samples: Int = None
-    """Solutions of a training task that LEO samples and is judged on together (1)."""
-
-    official: YesNo = None
-    """LEO's scales and KL estimate exactly as in the authors' code, or not (the preset's; see docs/deviations.md)."""
+    @classmethod
+    def of(cls, config: TrainConfig, **others: Any) -> "Train":
+        """The flags that mean this configuration."""
+        everyday = {name: getattr(config, name) for name in EVERYDAY}
+        if config.data in PROBLEMS:
+            everyday["data"], others["problem"] = cls.data, config.data
+        parts = {"training": config, "hyper": config.hyper, "structure": config.structure}
+        return cls(learner=config.structure.learner, **everyday, **parts, **others)
 
     def resolve(self, dim: int) -> TrainConfig:
-        """The whole configuration: defaults, then the preset, then the flags that were given."""
-        flags = {name: value for name, value in vars(self).items() if value is not None}
-        for name in ("out", "resume", "overwrite", "json"):
-            flags.pop(name, None)
-        return resolve_config(dim, **flags)
+        """The whole configuration, checked."""
+        flags = {name: getattr(self, name) for name in (*EVERYDAY, "learner", "preset", "problem")}
+        parts = visible(self.training) | visible(self.hyper) | visible(self.structure)
+        return resolve_config(dim, **flags, **parts)
+
+    def resumed(self) -> TrainConfig:
+        """The configuration of the run in --out, with --steps as given."""
+        from metaleo.training.run import resume_config
+
+        if self.overwrite:
+            raise BadInput("--resume keeps a run and --overwrite replaces it; give one of them")
+        if self.out is None:
+            raise BadInput("--resume needs --out, the run to go on with")
+        if (path := self.out / "config.json").is_file():
+            own = Train.of(TrainConfig.read(path), out=self.out)
+            if dataclasses.replace(self, steps=own.steps, resume=False, json=False) != own:
+                raise BadInput("a resumed run keeps its own configuration; only --steps may change")
+        return resume_config(self.out, self.steps)
 
     def run(self) -> None:
         from metaleo._io.run_log import read_metrics
         from metaleo.data.feature_files import load_data
         from metaleo.plotting.figures import plot_curves
         from metaleo.tasks.episodes import advice, check_enough
-        from metaleo.training.run import (
-            TrainingRun,
-            create_run_folder,
-            format_score,
-            resume_config,
-            train_with_progress,
-        )
+        from metaleo.training.run import TrainingRun, create_run_folder, format_score, train_with_progress
 
-        if self.resume and self.overwrite:
-            raise BadInput("--resume keeps a run and --overwrite replaces it; give one of them")
         metaset = None
         if self.resume:
-            if self.out is None:
-                raise BadInput("--resume needs --out, the run to go on with")
-            folder = self.out
-            config = resume_config(folder, self.steps)
+            config = self.resumed()
             if config.data not in PROBLEMS:
                 metaset = load_data(config.data)
         elif self.problem is not None:
-            if self.data is not None:
-                raise BadInput("--problem needs no --data; give one of them")
-            if self.problem not in PROBLEMS:
-                raise unknown_name("problem", self.problem, PROBLEMS)
-            for name in ("way", "train_on", "joint"):
-                if getattr(self, name) is not None:
-                    raise BadInput(f"--{name.replace('_', '-')} means nothing to {self.problem}")
+            unused = {"data": Train.data, "way": Train.way}
+            for name, default in unused.items():
+                if getattr(self, name) != default:
+                    raise BadInput(f"--{name} means nothing to {self.problem}")
             config = self.resolve(1)
-            folder = self.out or Path(f"runs/{config.structure.learner}-{self.problem}")
         else:
-            metaset = load_data(self.data or "sample")
+            metaset = load_data(self.data)
             config = self.resolve(metaset.dim)
             check_enough(metaset, config.way)
-            default = f"runs/{config.structure.learner}-{config.way}way-{config.shot}shot"
-            folder = self.out or Path(default)
+        kind = self.problem or f"{config.way}way-{config.shot}shot"
+        folder = self.out or Path(f"runs/{config.structure.learner}-{kind}")
         run = TrainingRun(config, folder, metaset)  # bad data says so before the folder is touched
         if self.resume:
             run.check_classes()
         else:
             create_run_folder(folder, config, self.overwrite)
         if metaset is not None:
-            console.print(f"{config.data}: {metaset.describe()}")
+            tell(f"{config.data}: {metaset.describe()}")
             if told := advice(metaset, config.way):
-                console.print(told)
-        console.print(f"{config.title} → {folder}")
+                tell(told)
+        tell(f"{config.title} → {folder}")
         title = config.title if metaset is None else f"{config.title}, {Path(config.data).name}"
         resume = f"go on with:\n  metaleo train --resume --out {folder}"
         state = train_with_progress(run, config.structure.learner, progress, resume)
@@ -194,13 +167,12 @@ class Train:
             title,
         )
         best = [run.named_score(float(score)) for score in state.best_score]
-        shown = ", ".join(format_score(score) for score in best)
         what = next(iter(best[0])).replace("_", " ")
-        console.print(f"best {what} {shown}; test it with:\n  metaleo evaluate {folder}")
-        if self.json:
-            fields = ("best_step", "skipped", "step")
-            per_seed = [
-                {"seed": seed, **best[i]} | {name: int(getattr(state, name)[i]) for name in fields}
-                for i, seed in enumerate(run.seeds)
-            ]
-            print(json.dumps({"run": str(folder), "config": config.to_json(), "seeds": per_seed}, indent=2))
+        fields = ("best_step", "skipped", "step")
+        per_seed = [
+            {"seed": seed, **best[i]} | {name: int(getattr(state, name)[i]) for name in fields}
+            for i, seed in enumerate(run.seeds)
+        ]
+        result = {"run": str(folder), "config": config.to_json(), "seeds": per_seed}
+        emit(result, self.json, f"{folder}: best {what} {', '.join(format_score(score) for score in best)}")
+        tell(f"test it with:\n  metaleo evaluate {folder}")

@@ -232,8 +232,39 @@ def find_preset(name: str | None, learner: str, shot: int | None, problem: str |
     return PRESETS[name]
 
 
+def default_config(
+    learner: str | None = None, shot: int | None = None, *, preset: str | None = None, problem: str | None = None
+) -> TrainConfig:
+    """The configuration before anything else is said: defaults, overridden by the preset for this learner and shot.
+
+    Args:
+        learner: Name of a learner; by default the preset's, or LEO.
+        shot: Labelled examples per class, which may decide the preset; by default the preset's.
+        preset: Name of a preset, or a file from a search; by default the preset for the learner and shot.
+        problem: Name of a problem in `PROBLEMS`, instead of data.
+
+    Returns:
+        A configuration that is neither checked nor fitted to data.
+    """
+    learner = learner or (find_preset(preset, "leo", None).structure.learner if preset else "leo")
+    if learner not in LEARNERS:
+        raise unknown_name("learner", learner, LEARNERS)
+    if learner in UNTRAINED:
+        raise BadInput(f"{learner} has nothing to learn; `metaleo compare --learner {learner}` tests it")
+    found = find_preset(preset, learner, shot, problem)
+    structure = found.structure
+    if (structure.noise is None) != (problem is None):
+        fits = "classes" if structure.noise is None else "functions"
+        raise BadInput(f"the preset is for tasks of {fits}; leave `preset=` out for the one that fits")
+    if structure.learner != learner and problem is None and structure.network == "linear":
+        structure = find_preset(None, learner, shot).structure
+    values = {"shot": found.shot if shot is None else shot, "clip": found.clip, **found.training}
+    values |= {} if problem is None else {"data": problem}
+    return TrainConfig(**values, structure=dataclasses.replace(structure, learner=learner), hyper=found.hyper)
+
+
 def resolve_config(dim: int, *, preset: str | None = None, problem: str | None = None, **given: Any) -> TrainConfig:
-    """The complete configuration of a run: defaults, overridden by the preset, overridden by `given`.
+    """The complete configuration of a run: that of `default_config`, overridden by `given`.
 
     Args:
         dim: Numbers per example.
@@ -244,18 +275,7 @@ def resolve_config(dim: int, *, preset: str | None = None, problem: str | None =
     Returns:
         A checked configuration, with the engine that will compute it.
     """
-    learner = given.pop("learner", None) or (find_preset(preset, "leo", None).structure.learner if preset else "leo")
-    if learner not in LEARNERS:
-        raise unknown_name("learner", learner, LEARNERS)
-    if learner in UNTRAINED:
-        raise BadInput(f"{learner} has nothing to learn; `metaleo compare --learners {learner}` tests it")
-    found = find_preset(preset, learner, given.get("shot"), problem)
-    structure = found.structure
-    if (structure.noise is None) != (problem is None):
-        fits = "classes" if structure.noise is None else "functions"
-        raise BadInput(f"the preset is for tasks of {fits}; leave `preset=` out for the one that fits")
-    if structure.learner != learner and problem is None and structure.network == "linear":
-        structure = find_preset(None, learner, given.get("shot")).structure
+    config = default_config(given.pop("learner", None), given.get("shot"), preset=preset, problem=problem)
     if problem is not None:
         given["data"] = problem
     elif given.get("data") not in (None, *BUILTIN):
@@ -271,12 +291,13 @@ def resolve_config(dim: int, *, preset: str | None = None, problem: str | None =
     unknown = set(given) - {f.name for kind in (TrainConfig, Structure, HyperParams) for f in dataclasses.fields(kind)}
     if unknown:
         raise TypeError(f"a run has no {min(unknown)}")
-    config = TrainConfig(**{"shot": found.shot, "clip": found.clip, **found.training, **fields(TrainConfig)})
-    changes = {"learner": learner, "dim": dim, "way": config.way, "tail": tail}
+    config = dataclasses.replace(config, **fields(TrainConfig))
     config = dataclasses.replace(
         config,
-        structure=dataclasses.replace(structure, **{**fields(Structure), **changes}),
-        hyper=dataclasses.replace(found.hyper, **fields(HyperParams)),
+        structure=dataclasses.replace(
+            config.structure, **{**fields(Structure), "dim": dim, "way": config.way, "tail": tail}
+        ),
+        hyper=dataclasses.replace(config.hyper, **fields(HyperParams)),
     )
     config.check()
     return dataclasses.replace(config, engine=choose_engine(config.structure.blank(), config.engine).name)

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, require_at_least
 from metaleo.learners.base import HyperParams
 from metaleo.learners.registry import Structure
 from metaleo.tasks import PROBLEMS
@@ -14,36 +14,44 @@ from metaleo.tasks import PROBLEMS
 Clip = Literal["global", "per-tensor"]
 
 
-def require_at_least(least: int, **values: int | float) -> None:
-    """Raise `BadInput` if a value is below `least`."""
-    for name, value in values.items():
-        if value < least:
-            raise BadInput(f"{name}={value} must be at least {least}")
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """Everything that determines the result of a run."""
 
     data: str = "sample"
-    train_on: str = "train"
+    """Feature file, table, name of data in this package, or name of a problem."""
+    train_on: Literal["train", "train+val"] = "train"
+    """Classes to learn from; train+val is the last stage of the paper's protocol."""
     way: int = 5
+    """Classes per task."""
     shot: int = 1
+    """Labelled examples per class."""
     query: int = 15
+    """Query examples per class in training tasks; validation uses all other examples."""
     steps: int = 100_000
+    """Meta-steps at most."""
     meta_batch: int = 12
+    """Tasks per meta-step."""
     validate_every: int = 1000
+    """Meta-steps between validations."""
     validation_tasks: int = 1000
+    """Tasks per validation."""
     patience: int = 20
+    """Validations without improvement after which the run stops early."""
     clip: Clip = "global"
+    """Clip the norm of the whole meta-gradient, as in the paper, or that of each tensor, as in the authors' code."""
     decay: bool = False
-    """Whether the learning rate falls to zero over all steps, along half a cosine."""
+    """Let the learning rate fall to zero over all steps, along half a cosine."""
     seed: int = 0
+    """Seed of all randomness."""
     seeds: int = 1
+    """Train this many seeds side by side, from --seed on."""
     joint: str | None = None
-    """Backbone whose last stage is trained jointly, starting from its trained weights."""
+    """A conv-4 whose last stage is trained too, starting from its trained weights; the data are then its activations
+    (`metaleo embed --layer 3 --flat`)."""
     engine: str = "auto"
-    """What computes batches of tasks (`metaleo.engines`); results are the same up to rounding."""
+    """What computes batches of tasks: reference (learners as written), closed-form (LEO's derivatives written out), or
+    auto, the fastest one that can. Results are the same up to rounding."""
     structure: Structure = Structure()
     hyper: HyperParams = HyperParams()
 

@@ -26,14 +26,14 @@ from jaxtyping import Array, Float
 import metaleo
 from metaleo._io.files import read_header, read_json, write_text
 from metaleo._io.progress import SILENT, Progress
-from metaleo._io.run_log import read_metrics
+from metaleo._io.run_log import read_metrics, remove_results
 from metaleo._jax.devices import fits_on_device
 from metaleo.checkpoints import load_model, save_model
 from metaleo.config.presets import resolve_config
-from metaleo.config.schema import TrainConfig, require_at_least
+from metaleo.config.schema import TrainConfig
 from metaleo.data.feature_files import load_data
 from metaleo.data.metaset import SLAB, MetaSet
-from metaleo.errors import BadInput, Interrupted, unknown_name
+from metaleo.errors import BadInput, Interrupted, require_at_least, unknown_name
 from metaleo.evaluation.evaluate import Evaluation, Score, load_score, save_score, score_learner, summarise
 from metaleo.learners.registry import LEARNERS, UNTRAINED, Structure
 from metaleo.plotting.figures import plot_comparison, plot_curves
@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def command(self) -> str:
-        words = ["metaleo", "compare", "--data", self.data, "--learners", *self.learners]
+        words = ["metaleo", "compare", "--data", self.data, "--learner", *self.learners]
         words += ["--shot", *map(str, self.shots)]
         for name in ("way", "steps", "tasks", "seed"):
             words += [f"--{name}", str(getattr(self, name))]
@@ -92,7 +92,7 @@ class Comparison:
         unknown = [learner for learner in self.learners if learner not in LEARNERS]
         if unknown:
             raise unknown_name("learner", unknown[0], LEARNERS)
-        for name, values in (("learners", self.learners), ("shot", self.shots)):
+        for name, values in (("learner", self.learners), ("shot", self.shots)):
             if not values:
                 raise BadInput(f"`{name}=` needs at least one value")
             twice = [value for value in values if values.count(value) > 1]
@@ -225,14 +225,13 @@ def compare(
 def claim_folder(folder: Path, settings: dict[str, Any], overwrite: bool) -> None:
     """Write the settings; raise `BadInput` if the folder has others. Learners and shots may be added later."""
     path = folder / "compare.json"
+    if overwrite:
+        remove_results(folder, path.name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         before = read_json(path)
         if not {"data", "learners", "checksum"} <= before.keys():
             raise BadInput(f"{folder} exists and is not a comparison; give another `out=`")
-        if overwrite:
-            shutil.rmtree(folder)
-        else:
-            refuse_other(folder, before, settings, {"learners", "shots"})
+        refuse_other(folder, before, settings, {"learners", "shots"})
     write_text(path, json.dumps(settings, indent=2) + "\n")
 
 

@@ -25,13 +25,13 @@ from scipy import stats
 import metaleo
 from metaleo._io.files import locked, read_json, write_text
 from metaleo._io.progress import SILENT, Progress
-from metaleo._io.run_log import read_metrics
+from metaleo._io.run_log import read_metrics, remove_results
 from metaleo._jax.devices import barrier, fits_on_device, is_first_host
 from metaleo.checkpoints import load_model
 from metaleo.config.presets import resolve_config
-from metaleo.config.schema import TrainConfig, require_at_least
+from metaleo.config.schema import TrainConfig
 from metaleo.data.metaset import SPLITS, MetaSet
-from metaleo.errors import BadInput, unknown_name
+from metaleo.errors import BadInput, require_at_least, unknown_name
 from metaleo.evaluation.evaluate import Score, load_score, save_score, score_learner, summarise
 from metaleo.plotting.figures import plot_curves, plot_reproduction
 from metaleo.search.random_search import SearchConfig
@@ -164,9 +164,13 @@ def reproduce(
     folder: Path,
     command: str,
     progress: Progress = SILENT,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Run all stages of all rows that are not done yet; then write and return the report."""
     plan.check(metaset, shots, rows)
+    if overwrite and is_first_host():
+        remove_results(folder, "reproduce.json")
+    barrier("folder")
     agree(folder, dataclasses.asdict(plan) | {"data": Path(plan.data).name, "checksum": metaset.checksum()})
     results: dict[int, list[RowResult]] = {shot: [] for shot in shots}
     jobs = [(shot, row) for shot in shots for row in ROWS if row in rows]
@@ -186,7 +190,8 @@ def agree(folder: Path, settings: dict[str, Any]) -> None:
     before = read_json(path)
     for name, value in settings.items() if before else ():
         if before.get(name) != value:
-            raise BadInput(f"{folder} was made with {name} {before.get(name)}, not {value}; choose another `out=`")
+            what = f"{name} {before.get(name)}, not {value}"
+            raise BadInput(f"{folder} was made with {what}; replace it with overwrite=True, or choose another `out=`")
     if is_first_host() and not before:
         write_text(path, json.dumps(settings, indent=2) + "\n")
     barrier("settings")

@@ -18,7 +18,9 @@ class Architecture:
 
     kind: Literal["wrn", "conv4"] = "wrn"
     depth: int = 28
+    """Layers of a wide residual network."""
     width: int = 10
+    """Width of a wide residual network; channels of a conv-4."""
     strides: tuple[int, int, int] = (2, 2, 2)
     """Strides of the three groups of a WRN; the paper uses 2 in each."""
     side: int = 80
@@ -64,16 +66,21 @@ class Recipe:
 
     about: str = "the paper's, for miniImageNet (Section B.2)"
     batch: int = 1024
+    """Images per step."""
     steps: int = 10_000
+    """Steps of SGD."""
     learning_rate: float = 0.1
+    """Learning rate at its highest."""
     drops: tuple[float, ...] = (0.3, 0.5, 0.7, 0.8, 0.9)
     """Shares of the steps after which the learning rate is multiplied by 0.2; if empty, it follows a cosine."""
     l2: float = 5e-4
+    """Weight of the L2 term."""
     keep_prob: float = 0.5
     """Keep probability of the dropout inside the blocks."""
     least_area: float = 0.08
     """Smallest area of a random crop, as a share of the image."""
     mirrors: bool = True
+    """Mirror half of the images."""
     colours: float = 0.4
     """Strength s of colour changes: brightness, contrast and saturation are multiplied by up to 1 ± s."""
     smoothing: float = 0.0
@@ -139,5 +146,5 @@ def find_recipe(name: str) -> Recipe:
 
 def find_architecture(name: str) -> Architecture:
     if name not in ARCHITECTURES:
-        raise unknown_name("network", name, ARCHITECTURES)
+        raise unknown_name("backbone", name, ARCHITECTURES)
     return ARCHITECTURES[name]

@@ -23,14 +23,6 @@ Metrics = dict[str, Float[Array, ""]]
 class HyperParams:
     """Hyper-parameters of the paper's random search (Table 6). Inside a run they are arrays, so a search is a `vmap`.
 
-    Attributes:
-        learning_rate: η of Algorithm 1: Adam's step size in the outer loop.
-        kl: β of Eq. 6: weight of the KL term.
-        encoder_penalty: γ of Eq. 6: weight of the penalty that pulls codes towards adapted codes.
-        l2: λ₁ of Eq. 7: weight of the L2 term.
-        orthogonality: λ₂ of Eq. 7: weight of the decoder's orthogonality term.
-        keep_prob: p_keep: probability that dropout keeps a feature.
-
     Examples:
         >>> from metaleo import HyperParams
         >>> HyperParams(learning_rate=1e-3).kl
@@ -38,11 +30,17 @@ class HyperParams:
     """
 
     learning_rate: float | Float[Array, "*runs"] = 4e-4
+    """η of Algorithm 1: Adam's step size in the outer loop."""
     kl: float | Float[Array, "*runs"] = 0.1
+    """β of Eq. 6: weight of the KL term."""
     encoder_penalty: float | Float[Array, "*runs"] = 1e-9
+    """γ of Eq. 6: weight of the penalty that pulls codes towards adapted codes."""
     l2: float | Float[Array, "*runs"] = 1e-8
+    """λ₁ of Eq. 7: weight of the L2 term."""
     orthogonality: float | Float[Array, "*runs"] = 0.1
+    """λ₂ of Eq. 7: weight of the decoder's orthogonality term."""
     keep_prob: float | Float[Array, "*runs"] = 0.7
+    """p_keep: probability that dropout keeps a feature."""
 
     @classmethod
     def from_json(cls, values: dict[str, float]) -> "HyperParams":

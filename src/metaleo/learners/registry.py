@@ -67,9 +67,9 @@ class Structure:
     finetune_step_size: float | Float[Array, "*runs"] = 0.001
     """Initial value of the learned step sizes for weights; for MAML, the step size itself."""
     official: bool = False
-    """Whether LEO uses scales and KL estimate exactly as in the authors' code."""
-    network: str = "linear"
-    """The network f_θ that is generated or adapted: linear, mlp or gru."""
+    """Compute LEO's scales and KL estimate exactly as the authors' code does (docs/deviations.md)."""
+    network: Literal["linear", "mlp", "gru"] = "linear"
+    """The network f_θ that is generated or adapted: linear, an MLP, or a GRU that reads a row as a sequence."""
     hidden: int = 40
     """Units of each hidden layer of an mlp, or of the state of a gru."""
     layers: int = 3
@@ -83,7 +83,7 @@ class Structure:
     width: int = 0
     """Units of each of the two hidden layers in LEO's encoder and decoder; 0 makes both linear."""
     from_start: bool = False
-    """Whether LEO adds the decoded parameters to a learned start."""
+    """Let LEO add the decoded parameters to a learned start."""
     max_grad_norm: float | None = None
     """Maximum norm of each inner gradient; useful if network or decoder are not linear."""
     samples: int = 1

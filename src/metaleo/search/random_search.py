@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from metaleo._jax.devices import any_host, barrier, broadcast, fits_on_device, i
 from metaleo.config.schema import Clip, TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.engines import choose_engine
-from metaleo.errors import Interrupted
+from metaleo.errors import Interrupted, require_at_least, require_between, unknown_name
 from metaleo.learners import HyperParams
 from metaleo.learners.registry import ABLATIONS, Structure
 from metaleo.search.study import Claim, Sampler, Space, Study
@@ -77,6 +77,13 @@ class SearchConfig:
     sampler: Sampler = "random"
     batch: int = 64
     """Trials that a worker claims at a time; halving compares the trials of one batch."""
+
+    def check(self) -> None:
+        """Raise `BadInput` for invalid values."""
+        if self.sampler not in get_args(Sampler):
+            raise unknown_name("sampler", self.sampler, get_args(Sampler))
+        require_at_least(1, trials=self.trials, batch=self.batch)
+        require_between(0, 10, halvings=self.halvings)
 
     def settings(self) -> dict[str, Any]:
         """Settings on which all workers of a study must agree; the folder of the data may differ."""

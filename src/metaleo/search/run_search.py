@@ -11,10 +11,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from metaleo._io.files import locked
 from metaleo._io.progress import Progress
+from metaleo._io.run_log import remove_results
 from metaleo._jax.devices import barrier, is_first_host
 from metaleo.config.schema import TrainConfig
 from metaleo.data.metaset import MetaSet
-from metaleo.errors import BadInput, Interrupted
+from metaleo.errors import BadInput, Interrupted, require_at_least, require_between
 from metaleo.plotting.figures import plot_search
 from metaleo.search.random_search import (
     Search,
@@ -37,18 +38,28 @@ def run_search(
     name: str | None = None,
     lost_after: float = 60.0,
     replicas: int | None = None,
+    overwrite: bool = False,
 ) -> tuple[list[dict[str, Any]], TrainConfig]:
     """Search until all trials have ended; return the trials, best first, and the configuration with the best draw.
 
     Several workers may share a study: `storage` is the URL of its database, `name` its name there. `replicas` trials
-    train at a time.
+    train at a time. `overwrite` replaces the search in the folder; a study in a database stays.
     """
+    config.check()
+    require_at_least(1, replicas=1 if replicas is None else replicas)
+    require_between(1e-3, 1e6, lost_after=lost_after)
+    if overwrite and storage is not None:
+        raise BadInput(
+            "overwrite=True replaces a search in a folder; for a new study in a database, give it a new name"
+        )
     train = config.train
     title = f"{train.structure.learner}, {train.way}-way {train.shot}-shot"
     worker = Search(config, folder, metaset, replicas)  # bad data raises before the folder is touched
     with contextlib.ExitStack() as stack:
         study = None
         if is_first_host():
+            if overwrite:
+                remove_results(folder, "study.db")
             folder.mkdir(parents=True, exist_ok=True)
             study = Study(
                 storage or f"sqlite:///{folder / 'study.db'}",

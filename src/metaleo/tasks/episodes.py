@@ -232,6 +232,6 @@ def advice(metaset: MetaSet, way: int) -> str | None:
     if train < 4 * way:
         return (
             f"only {train} train classes: tasks repeat themselves, and LEO may learn them by heart; compare it "
-            "with `metaleo compare --learners leo nearest-centroid logistic-regression`"
+            "with `metaleo compare --learner leo nearest-centroid logistic-regression`"
         )
     return None
