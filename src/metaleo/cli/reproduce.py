@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from metaleo.cli.common import Int, Place, Text, progress
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, needs_extra
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,9 @@ class Reproduce:
 
     def run(self) -> None:
         from metaleo.data.feature_files import load_data
-        from metaleo.experiments.reproduce import ROWS, ReproductionPlan, reproduce
+
+        with needs_extra("search"):
+            from metaleo.experiments.reproduce import ROWS, ReproductionPlan, reproduce
 
         if self.data is None and self.dataset != "sample":
             raise BadInput(

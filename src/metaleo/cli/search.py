@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from metaleo.cli.common import Int, Text, console, progress
-from metaleo.errors import BadInput, unknown_name
+from metaleo.errors import BadInput, needs_extra, unknown_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +70,10 @@ class Search:
         from metaleo.config.presets import resolve_config
         from metaleo.data.feature_files import load_data
         from metaleo.learners.registry import UNTRAINED
-        from metaleo.search.random_search import SearchConfig
-        from metaleo.search.run_search import run_search
+
+        with needs_extra("search"):
+            from metaleo.search.random_search import SearchConfig
+            from metaleo.search.run_search import run_search
 
         if self.learner in UNTRAINED:
             raise BadInput(f"{self.learner} has nothing to learn, so nothing to search for")

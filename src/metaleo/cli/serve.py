@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from metaleo.cli.common import console, flag
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, needs_extra
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Serve:
             raise BadInput(f"--tasks must be between 1 and 1,000,000, not {self.tasks}")
         if not 0.01 <= self.megabytes <= 48:
             raise BadInput(f"--megabytes must be between 0.01 and 48, not {self.megabytes:g}")
-        from metaleo.serve.server import Limits, serve
+        with needs_extra("serve"):
+            from metaleo.serve.server import Limits, serve
 
         limits = Limits(
             body_bytes=int(self.megabytes * 2**20), rate=self.rate, burst=int(2 * self.rate), tasks=self.tasks
