@@ -10,7 +10,7 @@ import tyro
 
 from metaleo.cli.common import Int, Text, console, flag, progress
 from metaleo.config.schema import require_at_least
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, needs_extra
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,9 @@ class Report:
         from metaleo.checkpoints import load_candidates
         from metaleo.evaluation.evaluate import TaskSuite
         from metaleo.reporting.findings import AnalysisSettings
-        from metaleo.reporting.page import sections, write_page
+
+        with needs_extra("report"):
+            from metaleo.reporting.page import sections, write_page
 
         require_at_least(1, tasks=self.tasks, test_tasks=self.test_tasks)
         if self.out.suffix not in (".html", ".htm"):
