@@ -197,13 +197,11 @@ def test_a_wrong_graph_is_not_left_in_place(tmp_path, monkeypatch, name, wrong):
     assert {path.name for path in tmp_path.iterdir()} == {"leo.onnx", "model.safetensors"}
 
 
-def test_without_the_libraries(tmp_path, monkeypatch, capsys):
+def test_without_the_runtime(tmp_path, monkeypatch, capsys):
     _, path = save(tmp_path, learner="prototypical")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     main(["export", str(path), "--out", str(tmp_path / "leo.onnx")])
     assert "not compared with JAX" in capsys.readouterr().out
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    assert message(lambda: export_onnx(path, tmp_path / "more.onnx")).endswith("pip install onnx onnxruntime")
 
 
 def test_the_guide_runs(tmp_path, monkeypatch, capsys):

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import datasets
 import jax
 import numpy as np
 import pyarrow as pa
@@ -198,7 +199,7 @@ def test_images_in_a_table(pictures, capsys):
     told(capsys, "adapt", "nearest-centroid", "support", "--backbone", "network.safetensors")
     names = sorted(COLOURS)
     images = [{"bytes": (pictures / f"query/{name}.png").read_bytes(), "path": None} for name in names]
-    write_dataset(pictures / "table", pa.table({"image": images, "label": names, "id": [3, 4]}))
+    write_dataset(pictures / "table", pa.table({"image": images, "label": names, "id": [3, 4]}), image=datasets.Image())
     result = told(capsys, "predict", "task.safetensors", "table")
     assert result["accuracy"] == 1
     folder = told(capsys, "predict", "task.safetensors", "query")["predictions"]

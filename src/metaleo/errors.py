@@ -1,7 +1,19 @@
 """Exceptions."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+EXTRAS = {
+    "serve": ("serving", ("fastapi", "pydantic", "uvicorn", "h11", "cachetools", "pyarrow")),
+    "search": ("searching", ("optuna", "sqlalchemy")),
+    "tables": ("reading .csv, .tsv and .parquet", ("pyarrow",)),
+    "huggingface": ("reading a Hugging Face folder", ("datasets",)),
+    "report": ("writing a report", ("jinja2",)),
+    "onnx": ("exporting to ONNX", ("onnx", "onnxruntime")),
+    "postgres": ("a PostgreSQL database", ("psycopg",)),
+}
+"""Extras of pyproject.toml: what needs them, and the modules that they install."""
 
 
 class BadInput(ValueError):
@@ -21,6 +33,23 @@ class BadInput(ValueError):
 
 class Interrupted(Exception):
     """The run received a stop signal and has saved its state."""
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Where a module of an extra is imported: if it is not installed, say in one line how to install it.
+
+    Other modules that are missing remain what they are, an error.
+    """
+    what, modules = EXTRAS[extra]
+    try:
+        yield
+    except ImportError as error:
+        missing = error.__cause__ or error  # Optuna hides a missing driver behind an error of its own
+        name = (missing.name or "").split(".")[0] if isinstance(missing, ModuleNotFoundError) else None
+        if name not in modules:
+            raise
+        raise BadInput(f"{what} needs {name}, which is not installed: pip install 'metaleo[{extra}]'") from error
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> BadInput:

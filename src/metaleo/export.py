@@ -21,7 +21,7 @@ from metaleo import __version__
 from metaleo._io.files import atomic_write
 from metaleo.checkpoints import TrainedModel, load_model
 from metaleo.config.schema import TrainConfig
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, needs_extra
 from metaleo.learners.registry import Structure
 from metaleo.tasks.task import labelled, normalise
 
@@ -118,12 +118,10 @@ def largest_difference(path: Path, predict: Predict, examples: int, dim: int) ->
 
 
 def import_onnx() -> Any:
-    try:
+    with needs_extra("onnx"):
         import onnx.checker
         import onnx.helper
         import onnx.numpy_helper
-    except ImportError as error:
-        raise BadInput("to export, install ONNX: pip install onnx onnxruntime") from error
     return onnx
 
 

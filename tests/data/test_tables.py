@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import safetensors.numpy
+from datasets import ClassLabel
 
 from helpers.small import message
 from helpers.tables import write_dataset
@@ -45,8 +46,8 @@ def columns():
     return {"note": NOTES, "a": VECTORS[:, 0], "label": LABELS, "b": VECTORS[:, 1], "c": VECTORS[:, 2]}
 
 
-def as_table(labels, names=None):
-    """Rows of lists, with labels as numbers where they have names."""
+def as_table(labels):
+    """Rows of lists."""
     return pa.table({"vector": pa.array(VECTORS.tolist(), pa.list_(pa.float32())), "label": labels, "note": NOTES})
 
 
@@ -130,29 +131,37 @@ def test_a_hugging_face_data_set(tmp_path):
 
 def test_numbers_that_stand_for_the_names_of_classes(tmp_path):
     """A number below 0 is how such data sets say that a row has no label."""
-    features = {"label": {"names": ["ant", "bee", "cat"], "_type": "ClassLabel"}, "vector": [{"_type": "Value"}]}
-    folder = write_dataset(tmp_path / "mine", as_table([0, 1, 0, 2]), features)
-    check(read_table(folder))
-    folder = write_dataset(tmp_path / "gaps", as_table(pa.array([0, -1, None, 2])), features)
-    check(read_table(folder), ["ant", "", "", "cat"])
+    names = ClassLabel(names=["ant", "bee", "cat"])
+    check(read_table(write_dataset(tmp_path / "mine", as_table([0, 1, 0, 2]), label=names)))
+    gaps = write_dataset(tmp_path / "gaps", as_table(pa.array([0, -1, None, 2])), label=names)
+    check(read_table(gaps), ["ant", "", "", "cat"])
 
 
 def test_the_splits_of_a_hugging_face_data_set(tmp_path):
-    folder = tmp_path / "mine"
-    for split in ("train", "test"):
-        write_dataset(folder / split, as_table(LABELS))
-    (folder / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
-    table = check(read_table(folder), LABELS * 2, np.concatenate([VECTORS] * 2))
+    """Each decodes its own labels; a column `split` of the data's own stays as it is."""
+    names = ClassLabel(names=["ant", "bee", "cat"])
+    parts = {"train": as_table([0, 1, 0, 2]), "test": as_table([2, 1, 0, 0])}
+    table = read_table(write_dataset(tmp_path / "mine", parts, label=names))
+    check(table, [*LABELS, "cat", "bee", "ant", "ant"], np.concatenate([VECTORS] * 2))
     assert table.splits == ["train"] * 4 + ["test"] * 4
+    own = {name: part.append_column("split", [["val"] * 4]) for name, part in parts.items()}
+    assert read_table(write_dataset(tmp_path / "own", own)).splits == ["val"] * 8
 
 
 def test_a_data_set_in_several_files(tmp_path):
-    folder = write_dataset(tmp_path / "mine", as_table(LABELS))
-    (folder / "data-00000-of-00001.arrow").rename(folder / "a.arrow")
-    (folder / "b.arrow").write_bytes((folder / "a.arrow").read_bytes())
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}, {"filename": "b.arrow"}]}))
-    (folder / "dataset_info.json").unlink()
-    check(read_table(folder), LABELS * 2, np.concatenate([VECTORS] * 2))
+    folder = write_dataset(tmp_path / "mine", as_table(LABELS), shards=2)
+    assert len(list(folder.glob("*.arrow"))) == 2
+    check(read_table(folder))
+
+
+def test_a_data_set_is_only_read(tmp_path, monkeypatch):
+    """Nothing is fetched from a network, and nothing written beside the data."""
+    folder = write_dataset(tmp_path / "mine", {"train": as_table(LABELS), "test": as_table(LABELS)})
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(f"socket.socket.{name}", lambda *_: pytest.fail("it asked the network"))
+    read_table(folder)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_a_column_of_images(tmp_path):

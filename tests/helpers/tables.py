@@ -1,16 +1,22 @@
 """Tables on the disk."""
 
-import json
-
+import datasets
 import pyarrow as pa
 
+datasets.disable_progress_bars()  # of saving; reading draws none
 
-def write_dataset(folder, table, features=None):
-    """A folder as Hugging Face's `save_to_disk` writes it."""
-    folder.mkdir(parents=True)
-    name = "data-00000-of-00001.arrow"
-    with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}], "_split": None}))
-    (folder / "dataset_info.json").write_text(json.dumps({"features": features or {}}))
+
+def write_dataset(folder, table, shards=1, **kinds):
+    """A folder as Hugging Face's `save_to_disk` writes it, with columns of special kinds; several tables are splits."""
+    if isinstance(table, pa.Table):
+        made = as_dataset(table, kinds)
+        made.save_to_disk(folder, num_shards=shards)
+    else:
+        made = datasets.DatasetDict({name: as_dataset(part, kinds) for name, part in table.items()})
+        made.save_to_disk(folder)
     return folder
+
+
+def as_dataset(table, kinds):
+    made = datasets.Dataset(table)
+    return made.cast(datasets.Features({**made.features, **kinds}))

@@ -7,10 +7,12 @@ import socket
 import threading
 import time
 import zipfile
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
+from fastapi import HTTPException
 
 from helpers.serving import DIM, examples, running, tiny
 from metaleo.checkpoints import BUILTIN_MODELS
@@ -18,9 +20,8 @@ from metaleo.errors import BadInput
 from metaleo.estimators.regressor import LEORegressor
 from metaleo.serve.api import COLUMNS
 from metaleo.serve.guard import Rates, host_name, is_loopback, origin_host
-from metaleo.serve.lru_cache import LRUCache
 from metaleo.serve.models import ServedModel, load_served_models
-from metaleo.serve.server import Limits
+from metaleo.serve.server import InferenceService, Limits, ServedTask
 from metaleo.serve.uploads import read_upload
 
 POINTS = [[-4.0, 1.1], [-1.5, -2.0], [0.5, -0.2], [2.0, 1.7], [4.5, -2.2]]
@@ -440,20 +441,37 @@ def test_only_so_many_tasks_are_kept(models):
         refused(client.post("/api/predict", json=question), 404, "forgotten")
 
 
-def test_kept_values_are_bounded_in_number_and_size():
-    kept = LRUCache(most=10, most_bytes=1000)
-    names = [kept.add(number, 100) for number in range(10_000)]
-    assert len(kept) == 10
-    assert kept.bytes == 1000
-    assert len(set(names)) == 10_000
+def task_of(size):
+    """A task of so many bytes, as the cache counts them."""
+    return ServedTask(None, SimpleNamespace(head=np.zeros(size - 4096, np.int8)))
+
+
+def test_kept_tasks_are_bounded_in_number_and_size():
+    service = InferenceService({}, Limits(tasks=10, tasks_bytes=100_000))
+    tasks = [task_of(5000) for _ in range(1000)]
+    names = [service.store(task) for task in tasks]
+    assert (len(service.cache), service.cache.currsize) == (10, 50_000)
+    assert len(set(names)) == 1000
     assert all(len(name) >= 20 for name in names)
-    assert [kept.get(name) for name in names[-10:]] == list(range(9990, 10_000))
-    assert kept.get(names[0]) is None
-    large = kept.add("large", 5000)
-    assert len(kept) == 1
-    assert kept.get(large) == "large"
-    kept.add("small", 1)
-    assert (len(kept), kept.bytes) == (1, 1)
+    assert [service.task(name) for name in names[-10:]] == tasks[-10:]
+    with pytest.raises(HTTPException, match="adapt again"):
+        service.task(names[0])
+    halves = [service.store(task_of(50_000)) for _ in range(2)]
+    assert set(service.cache) == set(halves)
+    large = service.store(task_of(500_000))  # more than fits: it stays, alone
+    assert set(service.cache) == {large}
+    small = service.store(task_of(5000))
+    assert set(service.cache) == {small}
+    assert service.cache.currsize == 5000
+
+
+def test_the_task_that_was_used_least_recently_is_forgotten():
+    service = InferenceService({}, Limits(tasks=2))
+    first, second = service.store(task_of(5000)), service.store(task_of(5000))
+    service.task(first)
+    third = service.store(task_of(5000))
+    assert set(service.cache) == {first, third}
+    assert second not in service.cache
 
 
 @pytest.mark.slow

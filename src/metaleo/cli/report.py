@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from metaleo.cli.common import AsTrained, DataOf, Out, Runs, Switch, check_new, emit, progress, tell
-from metaleo.errors import require_at_least
+from metaleo.errors import needs_extra, require_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,9 @@ class Report:
         from metaleo.checkpoints import load_candidates
         from metaleo.evaluation.evaluate import TaskSuite
         from metaleo.reporting.findings import AnalysisSettings
-        from metaleo.reporting.page import sections, write_page
+
+        with needs_extra("report"):
+            from metaleo.reporting.page import sections, write_page
 
         require_at_least(1, tasks=self.tasks, test_tasks=self.test_tasks)
         check_new(self.out, self.overwrite, ".html", ".htm")

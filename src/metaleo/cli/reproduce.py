@@ -9,7 +9,7 @@ import tyro
 from rich.table import Table
 
 from metaleo.cli.common import Switch, default_is, emit, make_table, progress, tell
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, needs_extra
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,9 @@ class Reproduce:
 
     def run(self) -> None:
         from metaleo.data.feature_files import load_data
-        from metaleo.experiments.reproduce import ROWS, ReproductionPlan, reproduce
+
+        with needs_extra("search"):
+            from metaleo.experiments.reproduce import ROWS, ReproductionPlan, reproduce
 
         if self.data is None and self.dataset != "sample":
             raise BadInput(

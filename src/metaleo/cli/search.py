@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from rich.console import RenderableType
 
 from metaleo.cli.common import Out, Switch, default_is, emit, make_table, progress, tell
+from metaleo.errors import needs_extra
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +68,10 @@ class Search:
     def run(self) -> None:
         from metaleo.config.presets import resolve_config
         from metaleo.data.feature_files import load_data
-        from metaleo.search.random_search import SearchConfig
-        from metaleo.search.run_search import run_search
+
+        with needs_extra("search"):
+            from metaleo.search.random_search import SearchConfig
+            from metaleo.search.run_search import run_search
 
         at_once = self.trials if self.sampler == "random" else min(16, self.trials)
         batch = at_once if self.batch is None else self.batch

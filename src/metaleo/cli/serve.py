@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from metaleo.cli.common import Switch, tell
-from metaleo.errors import require_between
+from metaleo.errors import needs_extra, require_between
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Serve:
         require_between(0, 65535, port=self.port)
         require_between(1, 1_000_000, rate=self.rate, tasks=self.tasks)
         require_between(0.01, 48, megabytes=self.megabytes)
-        from metaleo.serve.server import Limits, serve
+        with needs_extra("serve"):
+            from metaleo.serve.server import Limits, serve
 
         limits = Limits(
             body_bytes=int(self.megabytes * 2**20), rate=self.rate, burst=int(2 * self.rate), tasks=self.tasks

@@ -5,7 +5,6 @@ stored in `beside`. The label is in the column `label` unless another is named; 
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from jaxtyping import Float32
 
 from metaleo.data.metaset import MetaSet
 from metaleo.data.splits import SHARES, Shares, split_names
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, needs_extra
 
 LABELS = ("label", "labels")
 """Default names of the label column, and of the labels in a feature file."""
@@ -73,12 +72,13 @@ def is_dataset(path: Path) -> bool:
 
 
 def read_arrow(path: Path, suffix: str, content: bytes | None, label: str | None) -> Any:
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet
-
     if path.is_dir():
         return read_dataset(path)
+    with needs_extra("tables"):
+        import pyarrow as pa
+        import pyarrow.csv
+        import pyarrow.parquet
+
     source = str(path) if content is None else pa.BufferReader(content)
     if suffix == ".parquet":
         return pyarrow.parquet.read_table(source)
@@ -90,28 +90,31 @@ def read_arrow(path: Path, suffix: str, content: bytes | None, label: str | None
 
 def read_dataset(folder: Path) -> Any:
     """Read a Hugging Face data set as an Arrow table; the splits of a dataset dict become a column."""
+    with needs_extra("huggingface"):
+        import datasets
     import pyarrow as pa
 
-    parts = folder / "dataset_dict.json"
-    if parts.is_file():
-        tables = []
-        for name in json.loads(parts.read_text(encoding="utf-8"))["splits"]:
-            part = read_dataset(folder / name)
-            tables.append(part if SPLIT in part.column_names else part.append_column(SPLIT, [[name] * len(part)]))
-        return pa.concat_tables(tables)
-    files = json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]
+    found = datasets.load_from_disk(str(folder))
+    if isinstance(found, datasets.Dataset):
+        return with_class_names(found)
     tables = []
-    for entry in files:
-        with pa.memory_map(str(folder / Path(entry["filename"]).name)) as file:
-            tables.append(pa.ipc.open_stream(file).read_all())
-    table = pa.concat_tables(tables)
-    info = folder / "dataset_info.json"
-    features = json.loads(info.read_text(encoding="utf-8")).get("features", {}) if info.is_file() else {}
-    for name, kind in features.items():
-        if isinstance(kind, dict) and kind.get("_type") == "ClassLabel":  # integers that encode names
-            place = table.column_names.index(name)
+    for name, part in found.items():
+        table = with_class_names(part)
+        tables.append(table if SPLIT in table.column_names else table.append_column(SPLIT, [[name] * len(table)]))
+    return pa.concat_tables(tables)
+
+
+def with_class_names(dataset: Any) -> Any:
+    """The Arrow table of a data set, with names in the place of the integers that encode classes."""
+    import pyarrow as pa
+    from datasets import ClassLabel
+
+    table = dataset.with_format("arrow")[:]
+    for place, name in enumerate(table.column_names):
+        feature = dataset.features[name]
+        if isinstance(feature, ClassLabel):
             numbers = table[name].to_pylist()  # -1 marks a row without a label
-            names = [None if value is None or value < 0 else kind["names"][value] for value in numbers]
+            names = [None if number is None or number < 0 else feature.names[number] for number in numbers]
             table = table.set_column(place, name, [pa.array(names, pa.string())])
     return table
 

@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import datetime
-import html
 import json
 import statistics
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jinja2
 
 import metaleo
 from metaleo._io.run_log import read_metrics
@@ -164,71 +164,25 @@ def sections(
 def write_page(sections: Sequence[Section], models: Sequence[Candidate], suite: TaskSuite, command: str) -> str:
     """The whole page as HTML."""
     runs = list(dict.fromkeys(one.source for one in models))
-    title = f"{', '.join(place.name for place in runs)}: {suite.kind}"
-    contents = "".join(
-        f'<li><a href="#s{number}">{escape(part.title)}</a></li>' for number, part in enumerate(sections)
-    )
-    body = "".join(write_section(number, part) for number, part in enumerate(sections))
-    configs = "".join(
-        f"<details><summary>{escape(str(source))}</summary><pre>{escape(json.dumps(config, indent=2))}</pre></details>"
-        for source, config in {one.source: one.config.to_json() for one in models}.items()
-    )
     made = (
         f"Made on {datetime.date.today().isoformat()} by Metaleo {metaleo.__version__} (JAX {jax.__version__}, "
         f"{jax.default_backend()}) with"
     )
-    return (
-        "<!doctype html>\n"
-        f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body><main><header><p>Metaleo report</p><h1>{escape(title)}</h1>"
-        f"<p>{escape(made)} <code>{escape(command)}</code></p><nav><ul>{contents}"
-        '<li><a href="#configuration">Configuration</a></li></ul></nav></header>'
-        f'{body}<section id="configuration"><h2>Configuration</h2>{configs}</section></main></body></html>\n'
+    return template().render(
+        title=f"{', '.join(place.name for place in runs)}: {suite.kind}",
+        made=made,
+        command=command,
+        sections=sections,
+        configs={str(one.source): json.dumps(one.config.to_json(), indent=2) for one in models},
     )
 
 
-def write_section(number: int, part: Section) -> str:
-    parts = [f'<section id="s{number}"><h2>{escape(part.title)}</h2>']
-    if part.where:
-        parts.append(f'<p class="where">{escape(part.where)}</p>')
-    if part.figure is not None:
-        image = base64.b64encode(part.figure).decode()
-        parts.append(f'<figure><img alt="{escape(part.title)}" src="data:image/png;base64,{image}"></figure>')
-    if part.rows:
-        head = "".join(f"<th>{escape(name)}</th>" for name in part.headings)
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in part.rows)
-        parts.append(f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>')
-    if part.note:
-        parts.append(f"<p>{escape(part.note)}</p>")
-    return "".join([*parts, "</section>"])
-
-
-def escape(text: str) -> str:
-    return html.escape(text, quote=True)
-
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d5dae0; --paper: #fff; --link: #005a9c; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ed; --soft: #9aa4af; --line: #39424d; --paper: #14181d; --link: #7cb8ec; }
-}
-body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
-header > p:first-child { margin: 0; color: var(--soft); }
-h1 { margin: 0 0 .5rem; font-size: 1.6rem; line-height: 1.25; }
-h2 { margin: 2.5rem 0 .25rem; font-size: 1.25rem; border-top: 1px solid var(--line); padding-top: 1rem; }
-a { color: var(--link); }
-nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; padding: 0; list-style: none; }
-.where { margin: 0 0 .75rem; color: var(--soft); }
-.table { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem 1rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 600; }
-figure { margin: .75rem 0; padding: .5rem; background: #fff; border: 1px solid var(--line); border-radius: 6px; }
-img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
-code, pre { font-family: ui-monospace, monospace; font-size: .85rem; overflow-wrap: anywhere; }
-pre { overflow-x: auto; }
-summary { cursor: pointer; padding: .25rem 0; }
-@media print { figure, table { break-inside: avoid; } details > pre { display: none; } }
-"""
+def template() -> jinja2.Template:
+    """The page without its contents; all that is put in is escaped."""
+    loader = jinja2.PackageLoader("metaleo", "reporting")
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
+    return environment.get_template("page.html.jinja")

@@ -25,7 +25,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
 
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, needs_extra
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # otherwise it logs every trial
 
@@ -234,7 +234,8 @@ def open_study(url: str, name: str) -> tuple[optuna.Study, RDBStorage]:
     try:
         shown = sqlalchemy.make_url(url).render_as_string(hide_password=True)
         timeout = {"connect_timeout": 10} if url.startswith(("postgresql", "mysql")) else {}
-        storage = open_storage(url, {"connect_args": timeout})
+        with needs_extra("postgres"):
+            storage = open_storage(url, {"connect_args": timeout})
         study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
         return study, storage
     except ArgumentError as error:

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.resources
 import io
 import math
+import secrets
 import socket
 import webbrowser
 from collections.abc import Callable, Coroutine
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
+import cachetools
 import h11
 import jax
 import numpy as np
@@ -50,7 +52,6 @@ from metaleo.serve.api import (
 )
 from metaleo.serve.function_stages import GRID, function_model, sample_stages
 from metaleo.serve.guard import HEADERS, Guard, Rates, is_loopback
-from metaleo.serve.lru_cache import LRUCache
 from metaleo.serve.models import ServedModel, load_served_models
 from metaleo.serve.uploads import read_upload
 
@@ -124,7 +125,7 @@ class InferenceService:
 
     def __init__(self, models: dict[str, ServedModel], limits: Limits):
         self.models, self.limits = models, limits
-        self.cache: LRUCache[ServedTask] = LRUCache(limits.tasks, limits.tasks_bytes)
+        self.cache: cachetools.LRUCache[str, ServedTask] = cachetools.LRUCache(limits.tasks_bytes, self.size)
         self.pool = ThreadPoolExecutor(limits.threads, "work")
         self.waiting = 0
         self.shapes: set[tuple[str, str, int, int]] = set()
@@ -182,8 +183,18 @@ class InferenceService:
             jax.clear_caches()
         self.shapes.add(shape)
 
+    def size(self, task: ServedTask) -> int:
+        """Bytes of a task in the cache, at most those of the whole cache: a larger one is kept, but alone."""
+        size = 4096 + sum(leaf.nbytes for leaf in jax.tree.leaves(task.adapted.head))
+        return min(size, self.limits.tasks_bytes)
+
     def store(self, task: ServedTask) -> str:
-        return self.cache.add(task, 4096 + sum(leaf.nbytes for leaf in jax.tree.leaves(task.adapted.head)))
+        """Keep a task under a name that cannot be guessed, and forget those not used for longest."""
+        while len(self.cache) >= self.limits.tasks:
+            self.cache.popitem()
+        name = secrets.token_urlsafe(16)
+        self.cache[name] = task
+        return name
 
     def warm_up(self) -> None:
         """Compile the programs that the first requests would otherwise wait for."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from metaleo.data.feature_files import read_table
 from metaleo.data.tables import Table
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, needs_extra
 from metaleo.serve.api import COLUMNS, ROWS
 
 
@@ -52,8 +52,9 @@ def check_npz(body: bytes, most: int) -> None:
 
 def check_parquet(body: bytes, most: int) -> None:
     """Check the size of the numbers, and of each text column as if all texts were as long as the longest."""
-    import pyarrow as pa
-    import pyarrow.parquet
+    with needs_extra("tables"):
+        import pyarrow as pa
+        import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(pa.BufferReader(body)) as file:
         metadata, schema = file.metadata, file.schema
