@@ -33,9 +33,9 @@ def page_of(place: str) -> str:
 
 def on_config(config):
     """Every decision has a page, by the order of their numbers."""
-    project = next(part["Project"] for part in config.nav if "Project" in part)
+    explanation = next(part["Explanation"] for part in config.nav if "Explanation" in part)
     decisions = sorted((ROOT / "docs/decisions").glob("*.md"))
-    project.append({"Decisions": [f"decisions/{path.name}" for path in decisions]})
+    explanation.append({"Decisions": [f"decisions/{path.name}" for path in decisions]})
     return config
 
 
@@ -46,14 +46,14 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Links that are right in the repository, made right on the site."""
+    """Links that are right in the repository, made right on the site; a number and its interval stay on one line."""
     here = page.file.src_uri
 
     def turned(match: re.Match[str]) -> str:
         place = os.path.normpath(PurePosixPath(place_of(here)).parent / match[1])
         return os.path.relpath(page_of(place), PurePosixPath(here).parent)
 
-    return LINK.sub(turned, markdown)
+    return re.sub(r"(?<=\d) ± (?=\d)", "\u00a0±\u00a0", LINK.sub(turned, markdown))
 
 
 class Examples(griffe.Extension):

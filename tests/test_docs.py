@@ -85,7 +85,11 @@ def run_page(name, folder, monkeypatch):
 )
 def test_python_runs(name, tmp_path, monkeypatch):
     names, printed = run_page(name, tmp_path, monkeypatch)
-    special = {"README.md": check_readme, "docs/regression.md": check_regression, "docs/networks.md": check_networks}
+    special = {
+        "README.md": check_readme,
+        "docs/guides/functions.md": check_functions,
+        "docs/guides/networks.md": check_networks,
+    }
     if name in special:
         special[name](names, printed)
 
@@ -95,7 +99,7 @@ def check_readme(names, printed):
     assert float(printed) > 0.7
 
 
-def check_regression(names, _):
+def check_functions(names, _):
     assert names["mean"].shape == names["std"].shape == (2,)
     assert names["functions"].shape == (2, 5)
 
@@ -105,7 +109,7 @@ def check_networks(names, _):
     losses = [-float(score) for score in names["scores"]]
     assert losses[-1] < 0.8 * losses[0]
     assert names["head"](names["jnp"].array([2.5])).shape == (1,)
-    code = next(text for language, text, _ in blocks(PAGES["docs/networks.md"]) if language == "python")
+    code = next(text for language, text, _ in blocks(PAGES["docs/guides/networks.md"]) if language == "python")
     assert len([line for line in code.splitlines() if line.strip() and "import" not in line]) <= 20
 
 

@@ -11,7 +11,7 @@ from metaleo.checkpoints import load_model, save_model
 
 CARDS = {
     "miniimagenet": {
-        "for": "5-way, 1- to 10-shot tasks on WRN-28-10 features like those in the package (docs/features.md)",
+        "for": "5-way, 1- to 10-shot tasks on WRN-28-10 features like those in the package (docs/guides/images.md)",
         "data": "features of the 64 training classes of miniImageNet, 100 images each, computed for this project",
         "limits": "classes of photographs; features of another network need a model of their own",
     },

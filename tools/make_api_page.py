@@ -20,9 +20,9 @@ TITLES = {
 }
 INTRODUCTION = """# Python
 
-All of this is imported from `metaleo` itself, and stable; everything else in the package is private. Shapes stand in
-the annotations: `Float[Array, "query way"]` is an array of floats with a row per query and a column per class. Where
-each equation of the paper is, [paper-to-code](paper-to-code.md) says. (`tools/make_api_page.py` writes this page.)
+Import all of this from `metaleo` itself. It is stable; everything else in the package is private. Annotations give the
+shapes: `Float[Array, "query way"]` is an array of floats with a row per query and a column per class. [From the paper
+to the code](paper-to-code.md) lists where each equation is. (`tools/make_api_page.py` writes this page.)
 """
 
 

@@ -33,7 +33,7 @@ class Evaluate:
 
     The same seed gives the same tasks to every model. With several seeds in a run, each is tested. Models of sines and
     lines are tested on unseen functions: error of the mean of sampled functions, NLL, CRPS, coverage of 90 % intervals,
-    beside an oracle that knows the family and the exact posterior mean (docs/regression.md).
+    beside an oracle that knows the family and the exact posterior mean (docs/results-functions.md).
 
     Try:
       metaleo evaluate runs/leo-5way-1shot

@@ -104,18 +104,18 @@ PRESETS: dict[str, Preset] = {
         HyperParams(1.5e-3, kl=6.24e-2, encoder_penalty=5.53e-8, l2=1.32e-9, orthogonality=1.49e-3, keep_prob=0.448),
     ),
     "metaleo-best-1shot": Preset(
-        "a search of 32 trials on miniImageNet features of `--recipe best` (docs/features.md), 1-shot",
+        "a search of 32 trials on miniImageNet features of `--recipe best` (docs/results-features.md), 1-shot",
         1,
         HyperParams(2.56e-3, kl=1.04e-5, encoder_penalty=9.04e-8, l2=2.02e-6, orthogonality=7.51, keep_prob=0.158),
     ),
     "metaleo-best-5shot": Preset(
-        "a search of 32 trials on miniImageNet features of `--recipe best` (docs/features.md), 5-shot",
+        "a search of 32 trials on miniImageNet features of `--recipe best` (docs/results-features.md), 5-shot",
         5,
         HyperParams(2.34e-3, kl=2.2e-3, encoder_penalty=1.11e-9, l2=2.45e-5, orthogonality=1650.0, keep_prob=0.118),
         Structure(finetune_step_size=3.0),
     ),
     "intents-1shot": Preset(
-        "by hand, by validation accuracy on sentences of unseen domains (docs/guides/text.md)",
+        "by hand, by validation accuracy on sentences of unseen domains (docs/results-text.md)",
         1,
         HyperParams(5e-4, kl=2.2e-3, encoder_penalty=1.11e-9, l2=3e-3, orthogonality=1650.0, keep_prob=0.6),
         Structure(finetune_step_size=3.0),
@@ -140,7 +140,7 @@ PRESETS: dict[str, Preset] = {
         Structure(learner="maml", finetune_step_size=2.0),
     ),
     "sines-and-lines": Preset(
-        "a prototype's searches (docs/regression.md)",
+        "a prototype's searches (docs/results-functions.md)",
         5,
         HyperParams(1e-3, kl=1.0, encoder_penalty=1e-4, l2=1e-6, orthogonality=1e-3, keep_prob=1.0),
         dataclasses.replace(
@@ -156,21 +156,21 @@ PRESETS: dict[str, Preset] = {
         training=FUNCTION_TRAINING,
     ),
     "sines-and-lines-meta-sgd": Preset(
-        "a prototype's searches (docs/regression.md)",
+        "a prototype's searches (docs/results-functions.md)",
         5,
         HyperParams(3e-4, kl=0.0, encoder_penalty=0.0, l2=0.0, orthogonality=0.0, keep_prob=1.0),
         dataclasses.replace(SINES, learner="meta-sgd", finetune_step_size=1.8e-4, max_grad_norm=100.0),
         training=FUNCTION_TRAINING,
     ),
     "sines-and-lines-maml": Preset(
-        "a prototype's searches (docs/regression.md)",
+        "a prototype's searches (docs/results-functions.md)",
         5,
         HyperParams(1e-2, kl=0.0, encoder_penalty=0.0, l2=0.0, orthogonality=0.0, keep_prob=1.0),
         dataclasses.replace(SINES, learner="maml", finetune_step_size=5.4e-4, max_grad_norm=556.0),
         training=FUNCTION_TRAINING,
     ),
     "strokes": Preset(
-        "by hand, by validation accuracy on the pen strokes in this package (docs/networks.md)",
+        "by hand, by validation accuracy on the pen strokes in this package (docs/results-networks.md)",
         1,
         HyperParams(1e-3, kl=1e-3, encoder_penalty=1e-6, l2=1e-5, orthogonality=1e-3, keep_prob=1.0),
         Structure(
@@ -188,7 +188,7 @@ PRESETS: dict[str, Preset] = {
         training={"meta_batch": 32, "steps": 5000, "validate_every": 500, "decay": True},
     ),
     "mlp-head": Preset(
-        "metaleo-mini-1shot with another head, by hand (docs/networks.md)",
+        "metaleo-mini-1shot with another head, by hand (docs/results-networks.md)",
         1,
         HyperParams(3.25e-4, kl=2.81e-3, encoder_penalty=4.5e-7, l2=1.39e-4, orthogonality=22.1, keep_prob=0.609),
         Structure(

@@ -1,7 +1,7 @@
 """Evaluation of sampled functions: error of their mean, likelihood, CRPS, coverage of intervals, ambiguous tasks.
 
 A learner samples S solutions of a task. The predictive distribution is these S functions plus observation noise.
-Definitions are in docs/regression.md.
+Definitions are in docs/results-functions.md.
 """
 
 import abc

@@ -129,7 +129,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "best": dataclasses.replace(
         BASE,
-        about="rotation, with a larger L2 and learning rate: what the measurements in docs/features.md favour",
+        about="rotation, with a larger L2 and learning rate: what the measurements in docs/results-features.md favour",
         steps=18_460,
         learning_rate=0.2,
         l2=1e-3,
