@@ -73,11 +73,12 @@ def test_pages_and_examples_use_nothing_else():
         assert {name.strip() for line in lines for name in line.split(",")} <= set(NAMES), page.name
 
 
-def test_the_reference_page_is_up_to_date():
-    tool = importlib.util.spec_from_file_location("make_api_page", ROOT / "tools/make_api_page.py")
+@pytest.mark.parametrize("name", ["api", "cli"])
+def test_reference_pages_are_up_to_date(name):
+    tool = importlib.util.spec_from_file_location(f"make_{name}_page", ROOT / f"tools/make_{name}_page.py")
     module = importlib.util.module_from_spec(tool)
     tool.loader.exec_module(module)
-    assert (ROOT / "docs/api.md").read_text(encoding="utf-8") == module.page()
+    assert (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") == module.page()
 
 
 def test_importing_it_is_cheap():

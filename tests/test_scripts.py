@@ -190,6 +190,12 @@ def api_page(run, folder):
     assert "::: metaleo.learners.leo.LEO\n" in (folder / "api.md").read_text("utf-8")
 
 
+@case("tools/make_cli_page.py")
+def cli_page(run, folder):
+    run("--out cli.md")
+    assert "| `--keep-prob` | `0.609` | p_keep: " in (folder / "cli.md").read_text("utf-8")
+
+
 @case("tools/files_on_the_path.py")
 def files_on_the_path(run, folder):
     """A third fewer than before there were rooms: 19."""
