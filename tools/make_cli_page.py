@@ -56,8 +56,8 @@ def section(name: str, kind: type, level: str) -> Iterator[str]:
     make = getattr(kind, "defaults", None)
     rows = list(rows_of(None if make is None else make([]), kind))
     for title in dict.fromkeys(row[0] for row in rows):
-        yield f"| {title or 'argument'} | default | |\n|---|---|---|"
-        yield "\n".join(f"| {flag} | {shown} | {about} |" for own, flag, shown, about in rows if own == title) + "\n"
+        yield f"| {title or 'argument'} | meaning | default |\n|---|---|---|"
+        yield "\n".join(f"| {flag} | {about} | {shown} |" for own, flag, shown, about in rows if own == title) + "\n"
 
 
 def page() -> str:
