@@ -1,4 +1,4 @@
-"""Model files: a trained learner with its structure and metadata."""
+"""Model files: a trained learner with its structure and metadata; headers of task files, which are made of them."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from metaleo._io.files import load_tree, read_header, save_tree
+from metaleo._io.files import damaged, load_tree, read_header, save_tree
 from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput
 from metaleo.learners.base import Learner
@@ -90,14 +90,38 @@ def load_model(model: str | Path) -> TrainedModel:
         ('leo', 640)
     """
     path = model_paths(Path(model))[0]
+    header, structure = read_model_header(path)
+    return TrainedModel(load_tree(path, structure.blank()), structure, header)
+
+
+def read_model_header(path: Path) -> tuple[dict[str, Any], Structure]:
+    """The header of a model file, and the structure in it."""
     header = read_header(path)
     if header.get("kind") != "model":
         raise BadInput(f"{path} is not a model file")
-    try:
-        structure = Structure.from_json(header["structure"])
-    except (KeyError, TypeError) as error:
-        raise BadInput(f"{path} holds a model of an unknown structure: {error}") from error
-    return TrainedModel(load_tree(path, structure.blank()), structure, header)
+    with damaged(path, "model file"):
+        structure = Structure.from_json(header.get("structure"))
+        structure.blank()  # raises if the parts do not fit together
+        if "config" in header:
+            TrainConfig.from_json(header["config"])
+    return header, structure
+
+
+def read_task_header(path: Path) -> tuple[dict[str, Any], Structure]:
+    """The header of a task file, and the structure in it."""
+    header = read_header(path)
+    if header.get("kind") != "task":
+        hint = "; `metaleo adapt` makes one of it" if header.get("kind") == "model" else ""
+        raise BadInput(f"{path} is not a task file{hint}")
+    with damaged(path, "task file"):
+        missing = [name for name in ("classes", "temperature", "about") if name not in header]
+        missing += [f"about.{name}" for name in ("rows", "examples") if name not in header.get("about", {})]
+        if missing:
+            raise BadInput(f"{missing[0]} is missing")
+        structure, classes = Structure.from_json(header.get("structure")), header["classes"]
+        if len(classes) < 2 or len(classes) != len(header["about"]["examples"]):
+            raise BadInput(f"{len(header['about']['examples'])} counts do not go with {len(classes)} classes")
+    return header, structure
 
 
 @functools.lru_cache(maxsize=8)
@@ -166,7 +190,7 @@ class Candidate:
     @property
     def config(self) -> TrainConfig:
         """The configuration that it was trained with."""
-        return TrainConfig.from_json(self.model.header["config"])
+        return TrainConfig.from_json(self.model.header.get("config"))
 
 
 def load_candidates(sources: Sequence[Path], every_seed: bool = True) -> list[Candidate]:
@@ -178,7 +202,7 @@ def load_candidates(sources: Sequence[Path], every_seed: bool = True) -> list[Ca
         for path in model_paths(one)[: None if every_seed else 1]:
             found.setdefault(path, one)
     models = {path: load_model(path) for path in found}
-    seeds = [f"seed {model.header['seed']}" for model in models.values()]
+    seeds = [f"seed {model.header.get('seed')}" for model in models.values()]
     folders = [source.parent.resolve().name if source.is_file() else source.name for source in found.values()]
     each = [f"{folder} {seed}" for folder, seed in zip(folders, seeds, strict=True)]
     learners = [SHORT_NAMES.get(m.structure.learner, m.structure.learner) for m in models.values()]

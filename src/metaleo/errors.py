@@ -60,6 +60,11 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> BadInput:
     return BadInput(f"unknown {kind} {name!r}{asked} {', '.join(names)}")
 
 
+def one_line(error: Exception) -> str:
+    """What an exception of other code says, in one line of at most 200 characters, for a message of ours."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def require_at_least(least: float | int, **values: float | int) -> None:
     """Raise `BadInput` if a value is below `least`."""
     for name, value in values.items():

@@ -341,7 +341,7 @@ def test_unknown_part():
         (
             (4, 5),
             {"labels": np.array([0, 1, 2, 1]), "class_names": np.array(NAMES[:2])},
-            "`labels` go up to 2",
+            "`labels` go from 0 up to 2",
         ),
         ((4, 5), {}, "need `labels [n]`"),
         ((5,), {}, "`features` must be numbers"),

@@ -16,8 +16,8 @@ from metaleo.cli import main
 from metaleo.errors import BadInput, Interrupted
 from metaleo.features.backbone_files import load_backbone
 from metaleo.features.pretrain import Batches, Pretraining, ahead, dials, split_training
-from metaleo.features.pretrain_run import PretrainConfig, PretrainRun
-from metaleo.features.recipes import RECIPES, Recipe, find_recipe
+from metaleo.features.pretrain_run import PretrainRun
+from metaleo.features.recipes import RECIPES, PretrainConfig, Recipe, find_recipe
 
 QUICK = Recipe("for tests", batch=16, steps=12, keep_prob=0.8, mixup=1.0, rotation=1.0, smoothing=0.1, average=0.9)
 

@@ -84,7 +84,7 @@ class Pretrain:
     @classmethod
     def of(cls, folder: Path) -> "Pretrain":
         """The flags that mean the run in a folder."""
-        from metaleo.features.pretrain_run import PretrainConfig
+        from metaleo.features.recipes import PretrainConfig
 
         config = PretrainConfig.read(folder / "config.json")
         return cls(
@@ -97,7 +97,7 @@ class Pretrain:
         import jax
 
         from metaleo.features.pretrain import split_training
-        from metaleo.features.pretrain_run import PretrainConfig
+        from metaleo.features.recipes import PretrainConfig
 
         named = find_architecture(self.backbone)
         architecture = dataclasses.replace(self.architecture, channels=images.channels)
@@ -117,7 +117,7 @@ class Pretrain:
 
     def resumed(self) -> Any:
         """The configuration of the run in --out."""
-        from metaleo.features.pretrain_run import PretrainConfig
+        from metaleo.features.recipes import PretrainConfig
 
         if self.overwrite:
             raise BadInput("--resume keeps a run and --overwrite replaces it; give one of them")

@@ -1,12 +1,12 @@
 """The configuration of a run: a frozen dataclass, saved with the run."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Any, Literal
 
-from metaleo.errors import BadInput, require_at_least
+from metaleo._io.json_values import check_bounds, from_json, parse_json
+from metaleo.errors import BadInput
 from metaleo.learners.base import HyperParams
 from metaleo.learners.registry import Structure
 from metaleo.tasks import PROBLEMS
@@ -57,14 +57,9 @@ class TrainConfig:
 
     def check(self) -> None:
         """Raise `BadInput` for invalid values."""
-        counts = ("steps", "seeds", "meta_batch", "validate_every", "validation_tasks", "patience")
-        require_at_least(1, **{name: getattr(self, name) for name in counts})
         structure, hyper = self.structure, self.hyper
-        sizes = ("latent", "hidden", "layers", "channels", "samples")
-        require_at_least(1, **{name: getattr(structure, name) for name in sizes})
-        require_at_least(
-            0, seed=self.seed, **{n: getattr(structure, n) for n in ("latent_steps", "finetune_steps", "width")}
-        )
+        check_bounds(vars(self), "TrainConfig")
+        check_bounds(vars(structure), "Structure")
         if structure.max_grad_norm is not None and not structure.max_grad_norm > 0:
             raise BadInput(f"max_grad_norm={structure.max_grad_norm} must be above 0")
         for name in ("latent_step_size", "finetune_step_size"):
@@ -91,21 +86,17 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "TrainConfig":
+    def from_json(cls, values: Any) -> "TrainConfig":
         try:
-            return cls(
-                **{
-                    **values,
-                    "structure": Structure.from_json(values["structure"]),
-                    "hyper": HyperParams.from_json(values["hyper"]),
-                }
-            )
-        except (TypeError, KeyError) as error:
+            return from_json(cls, values)
+        except BadInput as error:
             raise BadInput(f"not the configuration of a run: {error}") from error
 
     @classmethod
     def read(cls, path: Path) -> "TrainConfig":
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, json.JSONDecodeError) as error:
+            return cls.from_json(parse_json(path.read_bytes()))
+        except OSError as error:
+            raise BadInput(f"cannot read {path}: {error.strerror}") from error
+        except BadInput as error:
             raise BadInput(f"cannot read {path}: {error}") from error

@@ -22,11 +22,12 @@ import safetensors
 import safetensors.numpy
 
 from metaleo._io.files import atomic_write
+from metaleo._io.json_values import Label, convert, parse_json
 from metaleo.data.metaset import MetaSet
 from metaleo.data.safe_unpickling import FILES, read_folder
 from metaleo.data.splits import split_names
 from metaleo.data.tables import LABELS, SUFFIXES, Table, as_label, from_arrow, is_table, read_arrow, show, to_metaset
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, one_line
 
 BUILTIN = {"sample": "miniimagenet.safetensors", "strokes": "strokes.npz", "intents": "intents.safetensors"}
 """Built-in data by name: real miniImageNet features, pen strokes of handwritten characters, sentence embeddings."""
@@ -97,7 +98,7 @@ def read_table(
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
     except Exception as error:  # the parsers can raise anything on a damaged file
-        raise BadInput(f"{path} cannot be read ({' '.join(str(error).split())[:200]})") from error
+        raise BadInput(f"{path} cannot be read ({one_line(error)})") from error
     raise BadInput(
         f"{path} is no table of vectors: that is a .csv, .tsv, .parquet, .npz or .safetensors file, or a folder that "
         f"Hugging Face's save_to_disk has written"
@@ -140,8 +141,11 @@ def table_of_features(
     unsplit = np.full(len(features), "test")  # a placeholder: these rows are not for training
     metaset = assemble({"split": unsplit, **fields})
     order = np.argsort(metaset.rows)  # restores the order of the file
-    names = np.repeat(np.array(metaset.class_names), metaset.counts)[order].tolist()
-    splits = np.repeat(np.array(metaset.splits), metaset.counts)[order].tolist() if "split" in fields else None
+    names, splits = (
+        np.repeat(np.array(each, object), metaset.counts)[order].tolist()
+        for each in (metaset.class_names, metaset.splits)
+    )
+    splits = splits if "split" in fields else None
     return Table(metaset.read(metaset.rows[order]), names, splits)
 
 
@@ -151,7 +155,7 @@ def read_feature_file(path: Path) -> MetaSet:
     except BadInput:
         raise
     except Exception as error:  # the parsers can raise anything on a damaged file
-        raise BadInput(f"{path} is truncated or not a {path.suffix} file ({error})") from error
+        raise BadInput(f"{path} is truncated or not a {path.suffix} file ({one_line(error)})") from error
     try:
         return assemble(fields)
     except BadInput as error:
@@ -177,42 +181,55 @@ def assemble(fields: dict[str, Any]) -> MetaSet:
         raise BadInput("`features` is empty")
     scale = fields.get("scale")
     if scale is not None:
-        scale = np.asarray(scale, np.float32)
+        scale = np.asarray(scale)
+        if scale.dtype.kind not in "fiu":
+            raise BadInput(f"`scale` must be numbers, not {scale.dtype}")
+        scale = scale.astype(np.float32)
         same_length("scale", scale, "number of a row", features.shape[-1])
+    known = {name: names_in(name, fields[name]) for name in STRINGS if name in fields}
     if features.ndim == 3:
         ways = len(features)
-        names = np.asarray(fields.get("class_names", np.arange(ways)))
+        names = known.get("class_names", np.arange(ways))
         same_length("class_names", names, "class", ways)
-        splits = np.asarray(fields["split"] if "split" in fields else split_names([str(name) for name in names]))
+        splits = known["split"] if "split" in known else np.array(split_names(list(map(str, names))), object)
         same_length("split", splits, "class", ways)
         return MetaSet.from_classes(features, tuple(map(str, names)), tuple(map(str, splits)), scale)
-    if "labels" not in fields:
+    if "labels" not in known:
         raise BadInput("flat `features [n, dim]` need `labels [n]`")
-    labels: np.ndarray = np.asarray(fields["labels"])
-    if labels.dtype.kind == "S":
-        labels = labels.astype(np.str_)
+    labels = known["labels"]
     same_length("labels", labels, "row", len(features))
-    if "split" in fields:
-        splits = np.asarray(fields["split"])
+    names = known.get("class_names") if labels.dtype.kind in "iu" else None  # labels are positions in it
+    if names is not None and names.ndim != 1:
+        raise BadInput(f"`class_names` has shape {list(names.shape)}; it must be a list")
+    if names is not None and (labels.min() < 0 or labels.max() >= len(names)):
+        raise BadInput(f"`labels` go from {labels.min()} up to {labels.max()}, but there are {len(names)} class_names")
+    if "split" in known:
+        splits = known["split"]
     else:
         classes, places = np.unique(labels, return_inverse=True)
-        known = fields.get("class_names") if labels.dtype.kind in "iu" else None
-        names = [str(one if known is None or not 0 <= one < len(known) else known[one]) for one in classes]
-        splits = np.array(split_names(names))[places]
-    if "class_names" in fields and labels.dtype.kind in "iu":  # labels are positions in class_names
-        names = np.asarray(fields["class_names"])
-        if names.ndim != 1:
-            raise BadInput(f"`class_names` has shape {list(names.shape)}; it must be a list")
-        if labels.min() < 0 or labels.max() >= len(names):
-            raise BadInput(f"`labels` go up to {labels.max()}, but there are {len(names)} class_names")
-        if splits.shape == names.shape != labels.shape:
-            splits = splits[labels]
-        same_length("split", splits, "row", len(features))
-        metaset = MetaSet.from_labels(features, labels, splits, scale)
-        class_names = tuple(str(names[int(index)]) for index in metaset.class_names)
-        return dataclasses.replace(metaset, class_names=class_names)
+        splits = np.array(split_names([str(one if names is None else names[one]) for one in classes]), object)[places]
+    if names is not None and splits.shape == names.shape != labels.shape:
+        splits = splits[labels]
     same_length("split", splits, "row", len(features))
-    return MetaSet.from_labels(features, labels, splits, scale)
+    metaset = MetaSet.from_labels(features, labels, splits, scale)
+    if names is None:
+        return metaset
+    return dataclasses.replace(metaset, class_names=tuple(str(names[int(index)]) for index in metaset.class_names))
+
+
+def names_in(name: str, values: Any) -> np.ndarray:
+    """Names as Python's strings, or numbers; NumPy's own strings would all be as long as the longest."""
+    if not isinstance(values, np.ndarray):  # from JSON
+        values = convert(list[Label], values, f"`{name}`")
+        whole = all(type(one) is int and abs(one) < 2**63 for one in values)
+        return np.array(values, np.int64) if whole else np.array([str(one) for one in values], object)
+    if values.dtype.kind not in "iufbSU":
+        raise BadInput(f"`{name}` must be names or numbers, not {values.dtype}")
+    if values.dtype.kind not in "SU" or values.ndim != 1:
+        return values
+    return np.array(
+        [one.decode("utf-8", "replace") if isinstance(one, bytes) else one for one in values.tolist()], object
+    )
 
 
 def same_length(name: str, values: np.ndarray, unit: str, expected: int) -> None:
@@ -254,11 +271,11 @@ def read_safetensors(path: Path) -> dict[str, Any]:
     """Read arrays by name, with `features` memory-mapped, and the strings in the header."""
     with safetensors.safe_open(path, framework="np") as archive:  # checks sizes and offsets
         header = archive.metadata() or {}
-        fields: dict[str, Any] = {name: json.loads(header[name]) for name in STRINGS if name in header}
+        fields: dict[str, Any] = {name: parse_json(header[name]) for name in STRINGS if name in header}
         fields |= {name: archive.get_tensor(name) for name in archive.keys() if name != "features"}  # noqa: SIM118
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        layout = json.loads(file.read(length)).get("features")
+        layout = parse_json(file.read(length)).get("features")
     if layout is not None:
         begin, dtype = layout["data_offsets"][0], np.dtype(NUMPY_TYPES[layout["dtype"]])
         fields["features"] = np.memmap(path, dtype, "r", 8 + length + begin, tuple(layout["shape"]))
@@ -287,7 +304,7 @@ def save_data(metaset: MetaSet, path: str | Path) -> None:
     path = Path(path)
     order = metaset.features[metaset.rows]
     fields: dict[str, np.ndarray] = {} if metaset.scale is None else {"scale": metaset.scale}
-    names, splits = np.array(metaset.class_names), np.array(metaset.splits)
+    names, splits = list(metaset.class_names), list(metaset.splits)
     if np.ptp(metaset.counts) == 0:
         fields["features"] = order.reshape(len(metaset.counts), -1, metaset.dim)
     else:
@@ -295,10 +312,12 @@ def save_data(metaset: MetaSet, path: str | Path) -> None:
         fields["labels"] = np.repeat(np.arange(len(metaset.counts)), metaset.counts)
     with atomic_write(path) as temporary:
         if path.suffix == ".npz":
+            if any(name.endswith("\0") for name in metaset.class_names):
+                raise BadInput(f"{path}: a class name ends in a NUL character, which only .safetensors files hold")
             with open(temporary, "wb") as file:
-                np.savez(file, class_names=names, split=splits, allow_pickle=False, **fields)
+                np.savez(file, class_names=np.array(names), split=np.array(splits), allow_pickle=False, **fields)
         elif path.suffix == ".safetensors":
-            header = {"class_names": json.dumps(names.tolist()), "split": json.dumps(splits.tolist())}
+            header = {"class_names": json.dumps(names), "split": json.dumps(splits)}
             safetensors.numpy.save_file(fields, temporary, header)
         else:
             raise BadInput(f"{path}: a feature file's name ends in .npz or .safetensors")

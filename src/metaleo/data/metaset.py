@@ -109,8 +109,9 @@ class MetaSet:
 
     def read(self, rows: slice | Int[np.ndarray, "*index"]) -> Float32[np.ndarray, "*index dim"]:
         """Return the given rows as float32, multiplied by `scale`."""
-        values = np.asarray(self.features[rows], dtype=np.float32)
-        return values if self.scale is None else values * self.scale
+        with np.errstate(over="ignore"):  # `checked` finds what is too large for float32
+            values = np.asarray(self.features[rows], dtype=np.float32)
+            return values if self.scale is None else values * self.scale
 
     def subset(self, splits: str) -> "MetaSet":
         """Return the classes of one split, or of several joined by `+` (the paper's last stage trains on train+val)."""

@@ -234,9 +234,13 @@ def to_metaset(table: Table, seed: int = 0, shares: Shares = SHARES) -> MetaSet:
         raise BadInput("there is no column `label`; name the one that holds the classes with `metaleo split --label`")
     if not known.labels:
         raise BadInput("no row has a label")
-    labels = np.array(known.labels)
+    labels = np.array(
+        known.labels, object
+    )  # NumPy's own strings lose a NUL at their end, and are as long as the longest
     if known.splits is not None:
         splits = ["val" if split == "validation" else split for split in known.splits]  # Hugging Face's name for it
-        return MetaSet.from_labels(known.vectors, labels, np.array(splits))
+        return MetaSet.from_labels(known.vectors, labels, np.array(splits, object))
     names, classes = np.unique(labels, return_inverse=True)
-    return MetaSet.from_labels(known.vectors, labels, np.array(split_names(names.tolist(), seed, shares))[classes])
+    return MetaSet.from_labels(
+        known.vectors, labels, np.array(split_names(names.tolist(), seed, shares), object)[classes]
+    )

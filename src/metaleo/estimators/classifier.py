@@ -19,8 +19,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from metaleo._io.files import load_tree, read_header, save_tree
-from metaleo.checkpoints import TrainedModel, find_model
+from metaleo._io.files import damaged, load_tree, save_tree
+from metaleo.checkpoints import TrainedModel, find_model, read_task_header
 from metaleo.engines import Engine, choose_engine
 from metaleo.errors import BadInput
 from metaleo.learners.base import Learner
@@ -91,17 +91,15 @@ def softmax(logits: Float[np.ndarray, "*batch way"]) -> Float[np.ndarray, "*batc
 
 def load_task(path: Path) -> AdaptedClassifier:
     """Load a file that `AdaptedClassifier.save` wrote."""
-    header = read_header(path)
-    if header.get("kind") != "task":
-        hint = "; `metaleo adapt` makes one of it" if header.get("kind") == "model" else ""
-        raise BadInput(f"{path} is not a task file{hint}")
-    try:
-        structure, classes = Structure.from_json(header["structure"]), tuple(header["classes"])
-        temperature, about = float(header["temperature"]), dict(header["about"])
-        like = blank_head(structure.blank(), structure, len(classes), int(about["rows"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path} is a damaged task file ({error})") from error
-    return AdaptedClassifier(classes, load_tree(path, like), temperature, structure, about)
+    header, structure = read_task_header(path)
+    classes, about = tuple(header["classes"]), header["about"]
+    with damaged(path, "task file"):
+        check_way(len(classes), structure)
+        like = blank_head(structure.blank(), structure, len(classes), about["rows"])
+    head = load_tree(path, like)
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(head)):
+        raise BadInput(f"{path} is a damaged task file (it holds NaN or Inf)")
+    return AdaptedClassifier(classes, head, header["temperature"], structure, about)
 
 
 def blank_head(learner: Learner, structure: Structure, way: int, rows: int) -> Head:

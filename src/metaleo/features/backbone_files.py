@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from metaleo._io.files import load_tree, read_header, save_tree
+from metaleo._io.files import damaged, load_tree, read_header, save_tree
+from metaleo._io.json_values import from_json
 from metaleo.errors import BadInput
 from metaleo.features.backbone import Backbone, Moments, Pass
-from metaleo.features.recipes import Architecture
+from metaleo.features.recipes import Architecture, PretrainConfig
 
 BUILTIN_BACKBONES = ("omniglot",)
 """Names of the trained networks shipped with the package."""
@@ -48,15 +49,19 @@ def load_backbone(path: Path) -> BackboneFile:
     if str(path) in BUILTIN_BACKBONES and not path.exists():
         path = Path(str(importlib.resources.files("metaleo") / "assets" / "models" / f"{path}-network.safetensors"))
     path = path / "network.safetensors" if path.is_dir() else path
+    header, architecture = read_network_header(path)
+    return BackboneFile(load_tree(path, jax.eval_shape(lambda: blank(architecture))), architecture, header)
+
+
+def read_network_header(path: Path) -> tuple[dict[str, Any], Architecture]:
+    """The header of a network file, and the architecture in it."""
     header = read_header(path)
     if header.get("kind") != "network":
         raise BadInput(f"{path} is not a network file; `metaleo pretrain` makes one")
-    try:
-        architecture = Architecture.from_json(header["architecture"])
-        like = jax.eval_shape(lambda: blank(architecture))
-    except (KeyError, TypeError) as error:
-        raise BadInput(f"{path} holds a network of an unknown architecture: {error}") from error
-    return BackboneFile(load_tree(path, like), architecture, header)
+    with damaged(path, "network file"):
+        if "config" in header:
+            from_json(PretrainConfig, header["config"], "config")
+        return header, Architecture.from_json(header.get("architecture"))
 
 
 def blank(architecture: Architecture) -> TrainedBackbone:

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import importlib.resources
+import operator
 import re
 import zipfile
 from collections import defaultdict
@@ -15,7 +16,8 @@ from jaxtyping import Int, UInt8
 
 from metaleo.data.feature_files import map_member
 from metaleo.data.metaset import SPLITS
-from metaleo.errors import BadInput
+from metaleo.data.tables import show
+from metaleo.errors import BadInput, one_line
 from metaleo.features.images import (
     SIDE,
     ArrayImages,
@@ -188,16 +190,21 @@ def read_cache(path: Path, split: str, labels_path: Path | None = None) -> Cache
     """Read a cached split; its labels may be in a separate file."""
     fields = read_arrays(path) if path.suffix == ".npz" else read_pickle(path)
     fields = fields if isinstance(fields, dict) else {"images": fields}
-    fields |= read_pickle(labels_path) if labels_path else {}
+    beside = read_pickle(labels_path) if labels_path else {}
     try:
+        fields |= beside
         pixels = next(fields[name] for name in ("image_data", "images", "data") if name in fields)
         labels, names = read_labels(fields, len(pixels), split)
     except Exception as error:  # fields of unexpected types can raise anything
-        raise BadInput(f"{path} holds {', '.join(map(str, fields))[:80]}, not images and their classes") from error
+        raise BadInput(f"{path} holds {show(list(fields))[:80]}, not images and their classes") from error
     if len(labels) != len(pixels) or labels.min(initial=0) < 0:
         raise BadInput(f"{path} has {len(pixels):,} images, but {np.sum(labels >= 0):,} labels")
     if isinstance(pixels, np.ndarray) and (pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3):
         raise BadInput(f"{path} holds {pixels.dtype} {list(pixels.shape)}, not uint8 [image, height, width, 3]")
+    if not isinstance(pixels, np.ndarray) and not all(
+        isinstance(one, np.ndarray | bytes | memoryview) for one in pixels
+    ):
+        raise BadInput(f"{path} holds what are no encoded images")
     return Cache(split, pixels, labels, names)
 
 
@@ -206,13 +213,29 @@ def read_labels(fields: dict[str, Any], count: int, split: str) -> tuple[Int[np.
     if "class_dict" in fields:
         labels = np.full(count, -1)
         for position, rows in enumerate(fields["class_dict"].values()):
-            labels[np.asarray(rows, np.int64)] = position
+            labels[rows_within(rows, count)] = position
         return labels, [str(name) for name in fields["class_dict"]]
     given = next(fields[name] for name in ("labels", "targets", "label_specific") if name in fields)
-    numbers, labels = np.unique(np.asarray(given), return_inverse=True)
+    numbers, labels = np.unique(whole_numbers(given), return_inverse=True)
     names = dict(enumerate(fields.get("label_specific_str", ())))
     names |= {number: name for name, number in fields.get("catname2label", {}).items()}
     return labels, [str(names.get(int(number), f"{split}-{number}")) for number in numbers]
+
+
+def whole_numbers(values: Any) -> Int[np.ndarray, " number"]:
+    """A list or array of whole numbers; text would become an array in which all take as much as the longest."""
+    if not isinstance(values, np.ndarray):
+        values = np.array([operator.index(one) for one in values], np.int64)
+    if values.dtype.kind not in "iu" or values.ndim != 1:
+        raise ValueError("these are not whole numbers")
+    return values
+
+
+def rows_within(values: Any, count: int) -> Int[np.ndarray, " row"]:
+    rows = whole_numbers(values)
+    if rows.min(initial=0) < 0 or rows.max(initial=0) >= count:
+        raise ValueError(f"row {rows.min(initial=0)} or {rows.max(initial=0)} does not exist")
+    return rows
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -227,7 +250,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
                 for name, member in members.items()
             }
     except Exception as error:  # the parsers can raise anything on a damaged file
-        raise BadInput(f"{path} is truncated or not an .npz file of numbers ({error})") from error
+        raise BadInput(f"{path} is truncated or not an .npz file of numbers ({one_line(error)})") from error
 
 
 def from_caches(caches: Sequence[Cache], side: int, channels: int) -> Images:
@@ -274,8 +297,9 @@ def read_cifar(folder: Path, side: int, channels: int, column: str, cache: str) 
     if not parts:
         return by_class(folder, splits, side, channels)
     labels = np.concatenate([part.labels for part in parts])
-    if labels.max(initial=0) >= len(rows):
-        raise BadInput(f"{folder}: label {labels.max()} is none of CIFAR-100's {len(rows)}")
+    for label in (labels.min(initial=0), labels.max(initial=0)):
+        if not 0 <= label < len(rows):
+            raise BadInput(f"{folder}: label {label} is none of CIFAR-100's {len(rows)}")
     return ArrayImages(
         labels=labels.astype(np.int32),
         class_names=tuple(splits),
@@ -309,9 +333,12 @@ def cifar_parts(folder: Path) -> Iterable[CifarPart]:
 def cifar_pickle(path: Path) -> CifarPart:
     fields = read_pickle(path)
     try:
-        return CifarPart(path.name, fields["data"].reshape(-1, 3072), np.asarray(fields["fine_labels"], np.int64))
+        part = CifarPart(path.name, fields["data"].reshape(-1, 3072), whole_numbers(fields["fine_labels"]))
     except Exception as error:  # fields of unexpected types can raise anything
         raise BadInput(f"{path} is not a file of CIFAR-100's Python version") from error
+    if part.pixels.dtype != np.uint8 or len(part.pixels) != len(part.labels):
+        raise BadInput(f"{path} has {len(part.pixels)} images of {part.pixels.dtype}, but {len(part.labels)} labels")
+    return part
 
 
 def cifar_binary(path: Path) -> CifarPart:

@@ -30,8 +30,9 @@ from jaxtyping import Bool, Int, Int32, Num, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from metaleo._io.files import atomic_write
+from metaleo._io.json_values import convert, parse_json
 from metaleo.data.metaset import SPLITS
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, one_line
 
 SIDE = 84
 """Default side of an image in pixels, as in miniImageNet."""
@@ -428,7 +429,7 @@ def read_csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, d
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not a CSV file ({error})") from error
+        raise BadInput(f"{path} is not a CSV file ({one_line(error)})") from error
 
 
 # Packed files: safetensors with `images` and `labels`; all strings are in the header as JSON.
@@ -491,7 +492,7 @@ def read_packed(path: Path, side: int | None = None, channels: int | None = None
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # the parsers can raise anything on a damaged or foreign file
-        raise BadInput(f"{path} is truncated or not a file of packed images ({error})") from error
+        raise BadInput(f"{path} is truncated or not a file of packed images ({one_line(error)})") from error
     return of_size(images, str(path), side, channels)
 
 
@@ -507,11 +508,13 @@ def map_packed(path: Path, strings: dict[str, str]) -> PackedImages:
     """Memory-map the images of an intact packed file; `strings` is the metadata of its header."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        layout = json.loads(file.read(length))
+        layout = parse_json(file.read(length))
     count, side, width, channels = layout["images"]["shape"]
     starts = {name: 8 + length + layout[name]["data_offsets"][0] for name in ("images", "labels")}
     labels = np.fromfile(path, "<i4", count, offset=starts["labels"]).astype(np.int32)
-    class_names, splits, names = (json.loads(strings[name]) for name in ("class_names", "split", "names"))
+    class_names, splits, names = (
+        convert(list[str], parse_json(strings[name]), name) for name in ("class_names", "split", "names")
+    )
     if (
         (layout["images"]["dtype"], layout["labels"]["dtype"], layout["labels"]["shape"]) != ("U8", "I32", [count])
         or (side != width or channels not in (1, 3) or len(names) not in (0, count) or len(splits) != len(class_names))

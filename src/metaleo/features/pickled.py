@@ -6,24 +6,19 @@ import pickle  # used only through a subclass that admits NumPy arrays; pickle.l
 from pathlib import Path
 from typing import Any
 
-from metaleo.data.safe_unpickling import ArrayUnpickler, PickledArray, PickledDtype
-from metaleo.errors import BadInput
+from metaleo.data.safe_unpickling import ArrayUnpickler, plain
+from metaleo.errors import BadInput, one_line
 
 LONGEST_TEXT = 255
 """Longest string in bytes that is read as text; a longer one holds pixels."""
 
 
-class MappedUnpickler(pickle._Unpickler):
-    """Admits the same types as `ArrayUnpickler`; pixels become views of the memory-mapped file instead of copies."""
+class MappedUnpickler(ArrayUnpickler):
+    """An `ArrayUnpickler` whose pixels are views of the memory-mapped file instead of copies."""
 
     def __init__(self, mapped: mmap.mmap):
-        super().__init__(mapped, encoding="latin1")
+        super().__init__(mapped, len(mapped))
         self.mapped, self.view = mapped, memoryview(mapped)
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module.replace("numpy._core", "numpy.core"), name) == ("numpy.core.numeric", "_frombuffer"):
-            return _viewing_array
-        return ArrayUnpickler.find_class(self, module, name)  # type: ignore[arg-type]
 
     def take(self, width: int) -> str | memoryview:
         """Read a string that is preceded by its length in `width` bytes; return a long one as a view of the file."""
@@ -44,7 +39,7 @@ class MappedUnpickler(pickle._Unpickler):
         """Skip the frame header: a frame is only a hint for read-ahead, and views need positions in the file itself."""
         self.mapped.seek(8, os.SEEK_CUR)
 
-    dispatch = pickle._Unpickler.dispatch | {
+    dispatch = ArrayUnpickler.dispatch | {
         pickle.BINSTRING[0]: load_string_of_4,
         pickle.BINBYTES[0]: load_string_of_4,
         pickle.BINBYTES8[0]: load_string_of_8,
@@ -53,32 +48,13 @@ class MappedUnpickler(pickle._Unpickler):
     }
 
 
-def _viewing_array(content: Any, kind: PickledDtype, shape: tuple, order: str) -> PickledArray:
-    array = PickledArray()
-    array.__setstate__((1, shape, kind, order == "F", content))
-    return array
-
-
 def read_pickle(path: Path) -> Any:
     """Read a pickle of arrays (as views of the file), numbers, strings, lists and dictionaries."""
     try:
         with open(path, "rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # the views keep the map open
-        return plain(MappedUnpickler(mapped).load())
+        return plain(MappedUnpickler(mapped).load(), len(mapped))
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except Exception as error:  # a damaged pickle can raise nearly anything
-        why = " ".join(str(error).split()) or "it is truncated"
-        raise BadInput(f"{path} is not a pickle of images that can be trusted: {why}") from error
-
-
-def plain(value: Any) -> Any:
-    """Replace stand-ins by their arrays, recursively; tuples become lists."""
-    match value:
-        case PickledArray():
-            return value.values
-        case dict():
-            return {name: plain(each) for name, each in value.items()}
-        case list() | tuple():
-            return [plain(each) for each in value]
-    return value
+        raise BadInput(f"{path} is not a pickle of images that can be trusted: {one_line(error)}") from error

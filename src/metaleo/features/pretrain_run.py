@@ -7,8 +7,6 @@ RUN/network.safetensors   the network at the last report
 RUN/images.safetensors    the packed images, unless the source is packed already
 """
 
-import dataclasses
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ import numpy as np
 from metaleo._io.files import load_tree, save_tree
 from metaleo._io.run_log import MetricsLog, Record, finite_or_none, stop_signals
 from metaleo._jax.devices import memory_bytes
-from metaleo.errors import BadInput, Interrupted, require_at_least, require_between
+from metaleo.errors import BadInput, Interrupted
 from metaleo.features.backbone_files import BackboneFile, save_backbone
 from metaleo.features.images import Images
 from metaleo.features.pretrain import (
@@ -32,58 +30,13 @@ from metaleo.features.pretrain import (
     padded,
     split_training,
 )
-from metaleo.features.recipes import Architecture, Recipe
+from metaleo.features.recipes import PretrainConfig
 
 LOOK = 25
 """Number of steps between two synchronisations with the device."""
 
 Probe = Callable[[BackboneFile], dict[str, float]]
 """A function that measures a network at each report."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PretrainConfig:
-    """Everything that determines the result of a run."""
-
-    images: str
-    architecture: Architecture = Architecture()
-    recipe: Recipe = Recipe()
-    hold_out: float = 0.05
-    """Share of each training class's images that is held out for validation."""
-    reports: int = 20
-    """Number of times that the network is validated and the run saved."""
-    seed: int = 0
-    half: bool = False
-    """Whether to compute in bfloat16, with float32 weights."""
-
-    def check(self) -> None:
-        """Raise `BadInput` for invalid values."""
-        recipe, architecture = self.recipe, self.architecture
-        require_at_least(1, steps=recipe.steps, batch=recipe.batch, reports=self.reports, width=architecture.width)
-        require_at_least(16, side=architecture.side)
-        if architecture.kind == "wrn" and (architecture.depth < 10 or (architecture.depth - 4) % 6):
-            raise BadInput(f"depth={architecture.depth} of a wide residual network must be 6n + 4: 10, 16, 22, 28, …")
-        require_between(0.01, 1, keep_prob=recipe.keep_prob, least_area=recipe.least_area, share=architecture.share)
-        require_between(0, 1, smoothing=recipe.smoothing, average=recipe.average)
-        weights = ("learning_rate", "l2", "mixup", "rotation", "colours")
-        require_between(0, 1e6, **{name: getattr(recipe, name) for name in weights})
-        require_between(0, 0.9, hold_out=self.hold_out)
-        require_at_least(0, seed=self.seed)
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def read(cls, path: Path) -> "PretrainConfig":
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            parts = {
-                "architecture": Architecture.from_json(values["architecture"]),
-                "recipe": Recipe.from_json(values["recipe"]),
-            }
-            return cls(**{**values, **parts})
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{path} is not the configuration of a pre-training run: {error}") from error
 
 
 class PretrainRun:

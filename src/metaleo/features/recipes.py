@@ -1,12 +1,14 @@
 """Named backbone architectures and training recipes, as plain records."""
 
 import dataclasses
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import jax
 from jaxtyping import PRNGKeyArray
 
-from metaleo.errors import unknown_name
+from metaleo._io.json_values import check_bounds, from_json, parse_json
+from metaleo.errors import BadInput, require_between, unknown_name
 from metaleo.features.backbone import Backbone
 from metaleo.features.conv4 import Conv4
 from metaleo.features.wrn import WideResNet
@@ -40,9 +42,20 @@ class Architecture:
         """Return a backbone whose leaves are shapes without values."""
         return jax.eval_shape(self.init, jax.random.key(0))
 
+    def check(self) -> None:
+        """Raise `BadInput` for sizes that no network has."""
+        check_bounds(vars(self), "Architecture")
+        if self.kind == "wrn" and (self.depth < 10 or (self.depth - 4) % 6):
+            raise BadInput(f"depth={self.depth} of a wide residual network must be 6n + 4: 10, 16, 22, 28, …")
+        layers = self.blank().layers
+        if self.layer not in layers:
+            raise BadInput(f"layer={self.layer} is none of the network's: {', '.join(map(str, layers))}")
+
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Architecture":
-        return cls(**{**values, "strides": tuple(values["strides"])})
+    def from_json(cls, values: Any) -> "Architecture":
+        found = from_json(cls, values, "architecture")
+        found.check()
+        return found
 
 
 def second_of_third_group(depth: int) -> int:
@@ -92,11 +105,53 @@ class Recipe:
     average: float = 0.0
     """Decay of the running average of the weights, which becomes the network; with 0 the last weights do."""
 
+    OLD_NAMES: ClassVar = {"keep": "keep_prob"}
+    """Names of fields in files of version 0.1."""
+
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Recipe":
-        """Make a recipe from the values in a file, also of version 0.1, in which `keep_prob` is called `keep`."""
-        values = {"keep_prob" if name == "keep" else name: value for name, value in values.items()}
-        return cls(**{**values, "drops": tuple(values["drops"])})
+    def from_json(cls, values: Any) -> "Recipe":
+        return from_json(cls, values, "recipe")
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainConfig:
+    """Everything that determines the result of a pre-training run."""
+
+    images: str
+    architecture: Architecture = Architecture()
+    recipe: Recipe = Recipe()
+    hold_out: float = 0.05
+    """Share of each training class's images that is held out for validation."""
+    reports: int = 20
+    """Number of times that the network is validated and the run saved."""
+    seed: int = 0
+    half: bool = False
+    """Whether to compute in bfloat16, with float32 weights."""
+
+    def check(self) -> None:
+        """Raise `BadInput` for invalid values."""
+        recipe = self.recipe
+        check_bounds(vars(self), "PretrainConfig")
+        check_bounds(vars(recipe), "Recipe")
+        self.architecture.check()
+        require_between(0.01, 1, keep_prob=recipe.keep_prob, least_area=recipe.least_area)
+        require_between(0, 1, smoothing=recipe.smoothing, average=recipe.average)
+        weights = ("learning_rate", "l2", "mixup", "rotation", "colours")
+        require_between(0, 1e6, **{name: getattr(recipe, name) for name in weights})
+        require_between(0, 0.9, hold_out=self.hold_out)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def read(cls, path: Path) -> "PretrainConfig":
+        try:
+            config = from_json(cls, parse_json(path.read_bytes()))
+            config.check()
+        except (OSError, BadInput) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise BadInput(f"{path} is not the configuration of a pre-training run: {why}") from error
+        return config
 
 
 PAPER = Recipe()

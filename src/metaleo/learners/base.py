@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -42,10 +43,8 @@ class HyperParams:
     keep_prob: float | Float[Array, "*runs"] = 0.7
     """p_keep: probability that dropout keeps a feature."""
 
-    @classmethod
-    def from_json(cls, values: dict[str, float]) -> "HyperParams":
-        """From the values in a file; files of version 0.1 call `keep_prob` `keep`."""
-        return cls(**{"keep_prob" if name == "keep" else name: value for name, value in values.items()})
+    OLD_NAMES: ClassVar = {"keep": "keep_prob"}
+    """Names of fields in files of version 0.1."""
 
 
 class Adaptation(eqx.Module):

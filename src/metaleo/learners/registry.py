@@ -4,11 +4,13 @@ A new learner needs a case in `Structure.init` and its name in `LEARNERS`.
 """
 
 import dataclasses
-from typing import Any, Literal
+import math
+from typing import Any, ClassVar, Literal
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from metaleo._io.json_values import from_json
 from metaleo.errors import BadInput, unknown_name
 from metaleo.learners.base import Learner
 from metaleo.learners.joint import Joint, Sizes, Tail
@@ -92,12 +94,13 @@ class Structure:
     """Sizes of the backbone's last stage, if it is learned too: height, width, channels in and out. Its rows are not
     normalised (see `normalised`)."""
 
+    OLD_NAMES: ClassVar = {"limit": "max_grad_norm"}
+    """Names of fields in files of version 0.1."""
+
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Structure":
-        """From the header of a file; files of version 0.1 call `max_grad_norm` `limit`."""
-        values = {"max_grad_norm" if name == "limit" else name: value for name, value in values.items()}
-        tail = values.get("tail")
-        return cls(**{**values, "tail": tuple(tail) if tail else None})
+    def from_json(cls, values: Any) -> "Structure":
+        """From the header of a file."""
+        return from_json(cls, values, "structure")
 
     @property
     def normalised(self) -> bool:
@@ -117,6 +120,8 @@ class Structure:
         if self.learner not in NETWORK_LEARNERS and (self.network, self.codes) != ("linear", "class"):
             raise BadInput(f"{self.learner} has no network to choose; {', '.join(NETWORK_LEARNERS)} do")
         if self.tail is not None:
+            if self.dim != math.prod(self.tail[:3]):
+                raise BadInput(f"rows of {self.dim} numbers are no images of {' x '.join(map(str, self.tail[:3]))}")
             tail_key, key = jax.random.split(key)
             inner = dataclasses.replace(self, dim=self.tail[-1], tail=None)
             return Joint(Tail.init(tail_key, self.tail), inner.init(key))

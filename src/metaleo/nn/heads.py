@@ -371,12 +371,20 @@ def named_network(
     return dataclasses.replace(network, made=(functools.partial(named_network, **settings), (name, dim)))
 
 
+MOST_PARAMETERS = 2 * 10**7
+"""Maximum parameters of a generated network: a code's decoder has as many outputs."""
+
+
 def make_network(
     name: str, dim: int, hidden: int, layers: int, channels: int, targets: int | None, noise: float | None
 ) -> Network:
     loss = cross_entropy if noise is None else gaussian_nll(noise)
     shape, outputs = (None, "scalar") if targets is None else ((targets,), targets)
-    key = jax.random.key(0)
+    key, rows = jax.random.key(0), targets or 1
+    sizes = {"linear": dim * rows, "mlp": dim * hidden + (layers - 2) * hidden**2 + hidden * rows,
+             "gru": 3 * hidden * (channels + hidden) + hidden * rows}  # fmt: skip
+    if sizes.get(name, 0) > MOST_PARAMETERS:
+        raise BadInput(f"a network of {sizes[name]:,} parameters is too large to generate; {MOST_PARAMETERS:,} may be")
     match name:
         case "linear":
             return Network.of(eqx.nn.Linear(dim, outputs, use_bias=False, key=key), loss, (dim,), shape, noise is None)

@@ -7,10 +7,11 @@ from typing import Any
 import safetensors
 
 from metaleo._io.files import read_header
-from metaleo.checkpoints import model_paths
+from metaleo.checkpoints import model_paths, read_model_header, read_task_header
 from metaleo.data.feature_files import BUILTIN, load_data, read_table
 from metaleo.data.tables import is_table
 from metaleo.errors import BadInput
+from metaleo.features.backbone_files import read_network_header
 
 Card = dict[str, Any]
 
@@ -27,9 +28,15 @@ def describe_file(path: Path) -> Card:
     if not is_ours(path):
         return describe_features(path)
     header = read_header(path)
-    kinds = {"model": describe_model, "task": describe_task, "network": describe_network}
-    kind = header.get("kind", "unknown")
-    found = kinds[kind](header) if kind in kinds else {}
+    kinds = {
+        "model": (read_model_header, describe_model),
+        "task": (read_task_header, describe_task),
+        "network": (read_network_header, describe_network),
+    }
+    kind, found = header.get("kind", "unknown"), {}
+    if kind in kinds:
+        check, describe = kinds[kind]
+        found = describe(check(path)[0])
     versions = ", ".join(f"{name} {version}" for name, version in header.get("versions", {}).items())
     return {
         "file": path.name,
