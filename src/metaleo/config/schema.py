@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
-from metaleo.errors import BadInput, require_at_least
+from metaleo.errors import BadInput, require_at_least, require_seed
 from metaleo.learners.base import HyperParams
 from metaleo.learners.registry import Structure
 from metaleo.tasks import PROBLEMS
@@ -62,9 +62,8 @@ class TrainConfig:
         structure, hyper = self.structure, self.hyper
         sizes = ("latent", "hidden", "layers", "channels", "samples")
         require_at_least(1, **{name: getattr(structure, name) for name in sizes})
-        require_at_least(
-            0, seed=self.seed, **{n: getattr(structure, n) for n in ("latent_steps", "finetune_steps", "width")}
-        )
+        require_at_least(0, **{n: getattr(structure, n) for n in ("latent_steps", "finetune_steps", "width")})
+        require_seed(self.seed, self.seeds)
         if structure.max_grad_norm is not None and not structure.max_grad_norm > 0:
             raise BadInput(f"max_grad_norm={structure.max_grad_norm} must be above 0")
         for name in ("latent_step_size", "finetune_step_size"):

@@ -18,9 +18,9 @@ import jax
 import numpy as np
 
 from metaleo._io.files import load_tree, save_tree
-from metaleo._io.run_log import MetricsLog, Record, finite_or_none, stop_signals
+from metaleo._io.run_log import MetricsLog, Record, finite_or_none, owned, stop_signals
 from metaleo._jax.devices import memory_bytes
-from metaleo.errors import BadInput, Interrupted, require_at_least, require_between
+from metaleo.errors import BadInput, Interrupted, require_at_least, require_between, require_seed
 from metaleo.features.backbone_files import BackboneFile, save_backbone
 from metaleo.features.images import Images
 from metaleo.features.pretrain import (
@@ -68,7 +68,7 @@ class PretrainConfig:
         weights = ("learning_rate", "l2", "mixup", "rotation", "colours")
         require_between(0, 1e6, **{name: getattr(recipe, name) for name in weights})
         require_between(0, 0.9, hold_out=self.hold_out)
-        require_at_least(0, seed=self.seed)
+        require_seed(self.seed)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -148,6 +148,13 @@ class PretrainRun:
 
         `report` receives the record of every report; `watch`, every few steps, the step and the images per second.
         """
+        with owned(self.folder):
+            return self.train_alone(report, watch, probe)
+
+    def train_alone(
+        self, report: Callable[[Record], None], watch: Callable[[int, float], None], probe: Probe | None
+    ) -> PretrainState:
+        """`train`, in a folder that no other process writes to."""
         steps = self.config.recipe.steps
         state = self.load()
         step = int(state.step)

@@ -21,7 +21,7 @@ import numpy as np
 
 from metaleo._io.files import load_tree, read_header, save_tree, write_text
 from metaleo._io.progress import Progress
-from metaleo._io.run_log import MetricsLog, Record, claim_run_folder, finite_or_none, stop_signals
+from metaleo._io.run_log import MetricsLog, Record, claim_run_folder, finite_or_none, owned, stop_signals
 from metaleo._jax.devices import any_host, barrier, fits_on_device, is_first_host, replicate
 from metaleo.checkpoints import save_model
 from metaleo.config.schema import TrainConfig
@@ -76,7 +76,8 @@ def resume_config(folder: Path, steps: int | None) -> TrainConfig:
             )
         config = dataclasses.replace(config, steps=steps)
         if is_first_host():
-            write_text(config_path, json.dumps(config.to_json(), indent=2) + "\n")
+            with owned(folder):
+                write_text(config_path, json.dumps(config.to_json(), indent=2) + "\n")
     return config
 
 
@@ -178,6 +179,11 @@ class TrainingRun:
 
     def train(self, report: Callable[[list[Record]], None]) -> RunState:
         """Train from the last saved state to the end; `report` receives a record per seed every few steps."""
+        with owned(self.folder):
+            return self.train_alone(report)
+
+    def train_alone(self, report: Callable[[list[Record]], None]) -> RunState:
+        """`train`, in a folder that no other process writes to."""
         config, runs = self.config, self.config.seeds
         state = self.load()
         step, stopped = int(state.step.max()), np.array(state.stopped)
