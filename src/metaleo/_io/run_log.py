@@ -26,10 +26,15 @@ TEMPORARY = ".*.tmp"
 def claim_run_folder(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
     """Create the folder of a new run, and write its configuration there."""
     path = folder / "config.json"
-    if not is_free(folder) and not overwrite:
-        raise BadInput(f"{folder} exists; continue it with resume=True or replace it with overwrite=True")
-    require_ours(folder, path.name)
+
+    def check() -> None:
+        if not is_free(folder) and not overwrite:
+            raise BadInput(f"{folder} exists; continue it with resume=True or replace it with overwrite=True")
+        require_ours(folder, path.name)
+
+    check()  # before a lock is put there
     with owned(folder):
+        check()  # another process may have been faster
         remove_results(folder, path.name)
         write_text(path, json.dumps(config, indent=2) + "\n")
 

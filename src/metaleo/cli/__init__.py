@@ -49,6 +49,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
 CLASSES = {name: kind for group in COMMANDS.values() for name, (kind, _) in group.items()}
 TRAINING_OR_TESTING = ("quickstart", "train", "evaluate", "search", "reproduce", "compare", "report")
 """Commands with thousands of small tasks to share out among the cores of a CPU; all others leave them to XLA."""
+RESUMING = ("train", "search", "reproduce", "compare")
+"""Those of them that go on with what they find in their folder."""
 
 
 def help_text() -> str:
@@ -140,6 +142,14 @@ def run_command(arguments: list[str]) -> None:
         sys.exit(2)
 
 
+def devices_begun_on(command: Any) -> int | None:
+    """The number of devices for a command that goes on with work in a folder; None if that is free."""
+    from metaleo.training.population import devices_of
+
+    folder = getattr(command, "folder", command.out)
+    return None if folder is None or command.overwrite else devices_of(folder)
+
+
 def run(name: str, command: Any) -> None:
     """Run a command on the devices that it needs."""
     from metaleo._jax.devices import enable_compilation_cache, is_first_host, join_hosts, use_all_cores
@@ -149,7 +159,7 @@ def run(name: str, command: Any) -> None:
     require_seed(getattr(asked, "seed", 0))
     enable_compilation_cache()
     if name in TRAINING_OR_TESTING:
-        use_all_cores()
+        use_all_cores(devices_begun_on(command) if name in RESUMING else None)
     join_hosts()
     if not is_first_host():
         console.quiet = True

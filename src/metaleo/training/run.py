@@ -38,11 +38,14 @@ from metaleo.training.meta_train import RunState, make_optimiser, split_run_key,
 from metaleo.training.population import (
     compile_advance,
     compile_validate,
+    engine_to_go_on,
     gather_to_host,
     replicas_for,
     replicas_per_device,
     report_every,
+    rounding,
     shard_replicas,
+    warn_of_other_rounding,
 )
 
 SAVE_SECONDS = 2.0
@@ -144,13 +147,17 @@ class TrainingRun:
         return jax.jit(jax.vmap(begin_one))(self.init_keys)
 
     def load(self) -> RunState:
-        """The last saved state, or the start if there is none yet."""
+        """The last saved state, from which the same engine goes on; or the start if there is none yet."""
         path = self.folder / "state.safetensors"
-        like = jax.eval_shape(self.begin, None)
-        return load_tree(path, like, OLD_LEAF_NAMES) if path.is_file() else self.start()
+        if not path.is_file():
+            return self.start()
+        header, runs = read_header(path), replicas_per_device(self.replicas)
+        self.engine = engine_to_go_on(header, self.config.structure.blank(), self.config.engine, runs)
+        warn_of_other_rounding(path, header, self.engine)
+        return load_tree(path, jax.eval_shape(self.begin, None), OLD_LEAF_NAMES)
 
     def save(self, state: RunState) -> None:
-        save_tree(self.folder / "state.safetensors", state, {"kind": "state"})
+        save_tree(self.folder / "state.safetensors", state, {"kind": "state", **rounding(self.engine)})
         self._saved_at = time.monotonic()
 
     def save_models(self, state: RunState) -> None:
