@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from helpers.commands import SMALL, fails, told
-from helpers.runs import make_run
+from helpers.marks import by_default
+from helpers.runs import make_run, owned_by_another
 from helpers.small import DIM, make_metaset, make_structure
 from metaleo import data
 from metaleo.checkpoints import load_model
-from metaleo.cli import CLASSES, as_flags, main, parse
+from metaleo.cli import CLASSES, main
+from metaleo.cli.parsing import as_flags, parse
 from metaleo.cli.train import Train
 from metaleo.config.presets import PRESETS, resolve_config
 from metaleo.evaluation import regression as sines_and_lines
@@ -40,7 +42,7 @@ def test_train_then_evaluate(here, capsys):
     assert [seed["step"] for seed in result["seeds"]] == [4, 4]
     names = {path.name for path in (here / "run").iterdir()}
     assert names == {"config.json", "metrics.jsonl", "state.safetensors", "model-0.safetensors",
-                     "model-1.safetensors", "curves.png"}  # fmt: skip
+                     "model-1.safetensors", "curves.png", ".lock"}  # fmt: skip
     assert (here / "run/curves.png").read_bytes().startswith(b"\x89PNG")
     config = json.loads((here / "run/config.json").read_text())
     assert config == result["config"]
@@ -320,6 +322,86 @@ def test_existing_run(here, capsys):
     assert (here / "run/state.safetensors").read_bytes() == before
     main([*arguments, "--overwrite"])
     main(["train", "--resume", "--out", "run"])
+
+
+def test_a_run_that_another_process_trains(here, capsys):
+    """It can be read meanwhile, but not trained, continued or replaced."""
+    make_run(here / "run", make_structure("meta-sgd"), data=str(here / "features.npz"), query=4, steps=2)
+    with owned_by_another(here / "run"):
+        main(["evaluate", "run", "--tasks", "2"])
+        (here / "run/model.safetensors").unlink()  # it does not say of which classes it is
+        before = {path: path.read_bytes() for path in (here / "run").glob("*.*")}
+        capsys.readouterr()
+        for flags in (["--resume"], ["--resume", "--steps", "8"], ["--data", "features.npz", *SMALL, "--overwrite"]):
+            assert "another process is at work in run" in fails(capsys, "train", *flags, "--out", "run")
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("command", [
+    ["train", "--data", "features.npz", *SMALL], ["evaluate", "run"], ["report", "run"], ["analyse", "codes", "run"],
+    ["plot-functions", "run", "--out", "f.png"], ["search", "--data", "features.npz"], ["reproduce", "sample"],
+    ["compare"], ["quickstart"], ["split", "features.npz", "--out", "g.npz"], ["pretrain", "--images", "nowhere"],
+    ["embed", "net", "--out", "f.safetensors"],
+], ids=lambda words: words[0])  # fmt: skip
+def test_seeds_that_keys_cannot_tell_apart(here, capsys, command):
+    for seed in (2**32, 2**63, -1):
+        said = fails(capsys, *command, "--seed", str(seed))
+        assert said == f"metaleo: --seed {seed} must be from 0 to 4,294,967,295"
+    assert [path.name for path in here.iterdir()] == ["features.npz"]
+
+
+def test_the_last_of_several_seeds_must_fit_too(here, capsys):
+    flags = ["--data", "features.npz", *SMALL, "--learner", "meta-sgd", "--out", "run"]
+    said = fails(capsys, "train", *flags, "--seed", str(2**32 - 1), "--seeds", "2")
+    assert "--seed 4294967295 must be from 0 to 4,294,967,294" in said
+    main(["train", *flags, "--seed", str(2**32 - 1)])
+
+
+CTRL_C = {
+    "import": "sys.meta_path.insert(0, Finder())",
+    "command": "Info.run = lambda self: stop()",
+    "callback": "Info.run = lambda self: jax.block_until_ready(jax.jit(callback)())",
+    "dropped": "Info.run = lambda self: (gc.callbacks.append(in_collector), gc.collect(), wait())",
+}
+
+
+@pytest.mark.parametrize("moment", by_default(["import", "dropped"], CTRL_C))
+def test_ctrl_c_at_any_moment(tmp_path, moment):
+    """Code 130 and one line, also if what Ctrl-C raised was dropped or became another error."""
+    (tmp_path / "program.py").write_text(f"""
+import gc, signal, sys, time
+
+def stop():
+    signal.raise_signal(signal.SIGINT)
+
+def wait():
+    for _ in range(1000):
+        time.sleep(0.01)
+
+def in_collector(*_):
+    gc.callbacks.clear()
+    stop()
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        stop() if name == "tyro" else None
+
+if {moment!r} != "import":
+    import jax, numpy as np
+    from metaleo.cli.info import Info
+
+    def callback():
+        answer = jax.ShapeDtypeStruct((), np.float32)
+        return jax.pure_callback(lambda: stop() or np.float32(1), answer)
+
+from metaleo.cli import main
+{CTRL_C[moment]}
+main()
+""")
+    done = subprocess.run(
+        [sys.executable, "program.py", "info", "file"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (130, "metaleo: stopped\n")
 
 
 def test_unknown_names(here, capsys):

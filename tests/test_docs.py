@@ -23,8 +23,9 @@ import tyro
 
 from helpers.marks import by_default
 from metaleo.checkpoints import builtin_model_path
-from metaleo.cli import CLASSES, STYLE, command_class
+from metaleo.cli import CLASSES, command_class
 from metaleo.cli.common import registry
+from metaleo.cli.parsing import STYLE
 from metaleo.config.presets import PRESETS
 from metaleo.features.recipes import ARCHITECTURES, RECIPES
 from metaleo.learners.registry import LEARNERS

@@ -345,7 +345,7 @@ def test_splits_that_make_no_sense(table, capsys):
         (["--by", "part", "--again"], "give one of them"),
         (["--by", "nothing"], "has no column of text 'nothing'"),
         (["--by", "kind"], "has no column of text 'kind'"),
-        (["--seed", "-1"], "--seed -1 must be at least 0"),
+        (["--seed", "-1"], "--seed -1 must be from 0 to 4,294,967,295"),
         (["--ignore", "nothing"], "no column 'nothing'"),
     ):
         assert expected in fails(capsys, *split, *flags)

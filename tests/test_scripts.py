@@ -193,7 +193,9 @@ def api_page(run, folder):
 @case("tools/make_cli_page.py")
 def cli_page(run, folder):
     run("--out cli.md")
-    assert "| `--keep-prob` | p_keep: probability that dropout keeps a feature. | `0.609` |" in (folder / "cli.md").read_text("utf-8")
+    assert "| `--keep-prob` | p_keep: probability that dropout keeps a feature. | `0.609` |" in (
+        folder / "cli.md"
+    ).read_text("utf-8")
 
 
 @case("tools/files_on_the_path.py")

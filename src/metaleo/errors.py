@@ -77,3 +77,8 @@ def require_between(least: float | int, most: float | int, **values: float | int
     for name, value in values.items():
         if not least <= value <= most:
             raise BadInput(f"{name}={value} must be from {least:,} to {most:,}")
+
+
+def require_seed(seed: int, seeds: int = 1) -> None:
+    """Raise `BadInput` for a seed that JAX's keys cannot tell from another; of several, this is the first."""
+    require_between(0, 2**32 - seeds, seed=seed)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.commands import fails
+from helpers.runs import owned_by_another
 from helpers.small import make_metaset
 from metaleo import data
 from metaleo._io.files import read_json
@@ -199,7 +200,7 @@ def test_help_has_examples(capsys):
         (["--learner", "maml", "maml"], "--learner has maml twice"), (["--shot", "1", "1"], "--shot has 1 twice"),
         (["--learner"], "--learner needs at least one"), (["--shot", "0"], "--shot 0 must be at least 1"),
         (["--steps", "0"], "--steps 0 must be at least 1"), (["--tasks", "1"], "--tasks 1 must be at least 2"),
-        (["--seed", "-1"], "--seed -1 must be at least 0"), (["--way", "1"], "--way 1 must be at least 2"),
+        (["--seed", "-1"], "--seed -1 must be from 0 to 4,294,967,295"), (["--way", "1"], "--way 1 must be at least 2"),
         (["--way", "6"], "6-way tasks need 6 classes; the val split has 5"),
         (["--shot", "1", "6"], "6 shots and 15 queries need 21 images"),
     ],
@@ -215,6 +216,16 @@ def test_other_settings(here, capsys, flag):
     said = fails(capsys, *COMPARE, flag, "9", "--out", str(here))
     assert f"{flag[2:]} {results(here)['settings'][flag[2:]]}, not 9" in said
     assert "--overwrite" in said
+
+
+def test_another_process_is_at_work(here, capsys):
+    before = results(here)
+    for busy in (here, here / "1shot/maml"):
+        with owned_by_another(busy):
+            assert "another process is at work in" in fails(capsys, *COMPARE, "--overwrite", "--out", str(here))
+    with owned_by_another(here):
+        assert "another process is at work in" in fails(capsys, *COMPARE, "--out", str(here))
+    assert results(here) == before
 
 
 def test_other_features_of_the_same_name(here, tmp_path, capsys, monkeypatch):

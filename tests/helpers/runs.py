@@ -1,14 +1,37 @@
 """Run folders, without the training."""
 
+import contextlib
 import dataclasses
 import json
+import threading
 
 import jax
 
 from helpers.small import initialise, shake
 from metaleo._io.files import write_text
+from metaleo._io.run_log import owned
 from metaleo.checkpoints import save_model
 from metaleo.config.schema import TrainConfig
+
+
+@contextlib.contextmanager
+def owned_by_another(folder):
+    """Another thread owns the folder, as another process would."""
+    ready, over = threading.Event(), threading.Event()
+
+    def own():
+        with owned(folder):
+            ready.set()
+            over.wait()
+
+    thread = threading.Thread(target=own)
+    thread.start()
+    ready.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def make_run(folder, structure, seeds=(0,), **training):

@@ -13,16 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sqlalchemy.exc import SQLAlchemyError
+from optuna.exceptions import StorageInternalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from helpers.marks import by_default
+from helpers.runs import owned_by_another
 from helpers.small import DIM, HYPER, kill_until_done, make_metaset
-from metaleo._io.files import locked
 from metaleo.cli import main
 from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.data import save_data
-from metaleo.errors import BadInput, Interrupted
+from metaleo.errors import Interrupted
 from metaleo.learners.registry import Structure
 from metaleo.search.random_search import (
     Search,
@@ -34,6 +35,7 @@ from metaleo.search.random_search import (
     trial_records,
     write_results,
 )
+from metaleo.search.run_search import worker_name
 from metaleo.search.study import Study
 from metaleo.tasks.episodes import Episodes, place_rows
 from metaleo.training.meta_train import make_optimiser, meta_train
@@ -233,9 +235,27 @@ def test_a_study_of_another_space_and_a_busy_folder(here, capsys):
         with pytest.raises(SystemExit):
             main(["search", *SMALL, *change])
         assert message in capsys.readouterr().err.strip().splitlines()[-1]
-    with locked(here / "search"), pytest.raises(SystemExit):
-        main(["search", *SMALL])
-    assert "another search is at work in search" in capsys.readouterr().err
+    before = (here / "search/trials.json").read_bytes()
+    for more in ((), ("--overwrite",)):
+        with owned_by_another(here / "search"), pytest.raises(SystemExit):
+            main(["search", *SMALL, *more])
+        assert "another process is at work in search" in capsys.readouterr().err
+    assert (here / "search/trials.json").read_bytes() == before
+
+
+def test_a_search_killed_before_its_study_can_be_replaced(here, capsys):
+    (here / "search").mkdir()
+    (here / "search/.worker.4711.tmp").write_text("")
+    main(["search", *SMALL, "--overwrite", "--json"])
+    assert len(json.loads(capsys.readouterr().out)) == 4
+
+
+@pytest.mark.parametrize("out", ["features.npz/search", "features.npz"])
+def test_a_folder_that_cannot_be_written(here, capsys, out):
+    with pytest.raises(SystemExit) as end:
+        main(["search", *SMALL, "--out", out])
+    assert end.value.code == 2
+    assert f"cannot write {out}" in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_a_database_that_goes_away(here, capsys, monkeypatch):
@@ -253,6 +273,22 @@ def test_a_database_that_goes_away(here, capsys, monkeypatch):
     assert len(json.loads(capsys.readouterr().out)) == 4
 
 
+@pytest.mark.parametrize("when", ["agree", "beat", "claim", "trials"])
+def test_a_disk_that_is_full(here, capsys, monkeypatch, when):
+    """Whenever SQLite cannot write; the first line of what Optuna says hides why."""
+
+    def full(*_):
+        cause = OperationalError("INSERT", {}, Exception("database or disk is full"))
+        raise StorageInternalError("An exception is raised during the commit.") from cause
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Study, when, full)
+        with pytest.raises(SystemExit) as end:
+            main(["search", *SMALL])
+    assert end.value.code == 2
+    assert "database or disk is full; run the same command again" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments_ends_in_the_same_table(here):
     command = [
@@ -267,8 +303,5 @@ def test_killed_at_random_moments_ends_in_the_same_table(here):
     assert (here / "killed/trials.json").read_text() == (here / "whole/trials.json").read_text()
 
 
-def test_a_folder_is_free_again_after_its_worker(tmp_path):
-    with locked(tmp_path) as name, pytest.raises(BadInput, match="another search is at work"), locked(tmp_path):
-        pass
-    with locked(tmp_path) as again:
-        assert again == name
+def test_a_worker_keeps_its_name(tmp_path):
+    assert worker_name(tmp_path) == worker_name(tmp_path)

@@ -88,9 +88,24 @@ def test_two_devices_and_two_hosts_train_as_one_device(tmp_path, monkeypatch):
         assert one["query_loss"] == pytest.approx(two["query_loss"], rel=1e-4)
         assert two == three  # the same program on each device
 
-    # a run that was begun on two devices goes on with one
+    # a run that was begun on two devices goes on with one, if that is settled
     more = output(start("train", "--resume", "--out", "devices", "--steps", "25", "--json"))["seeds"]
     assert [seed["step"] for seed in more] == [25, 25, 25]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_number_of_devices_it_was_begun_with(tmp_path, monkeypatch):
+    """One that no machine would choose, and yet the same bits as without a stop."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    save_data(make_metaset(images=24), "features.npz")
+    output(start(*TRAIN, "--seeds", "1", "--out", "whole", JAX_NUM_CPU_DEVICES="3"))
+    output(start(*TRAIN, "--seeds", "1", "--out", "cut", "--steps", "10", JAX_NUM_CPU_DEVICES="3"))
+    resume = [sys.executable, "-m", "metaleo.cli", "train", "--resume", "--out", "cut", "--steps", "20"]
+    done = subprocess.run(resume, check=True, capture_output=True, text=True)
+    assert "was begun with" not in done.stderr
+    states = [(tmp_path / name / "state.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert states[0] == states[1]
 
 
 @pytest.mark.slow

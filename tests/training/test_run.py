@@ -15,15 +15,17 @@ import pytest
 
 from helpers.small import DIM, HYPER, make_metaset
 from metaleo import data
-from metaleo._io.files import load_tree
+from metaleo._io.files import load_tree, read_header
 from metaleo._io.run_log import read_metrics
 from metaleo.checkpoints import load_model, model_paths
 from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
+from metaleo.engines import use_engine
 from metaleo.errors import BadInput
 from metaleo.learners.registry import Structure
 from metaleo.tasks.episodes import HostRows
 from metaleo.training import run as runs
+from metaleo.training.population import devices_of, rounding
 from metaleo.training.run import TrainingRun, create_run_folder, resume_config
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
@@ -185,6 +187,28 @@ def test_later_legs_compile_nothing(tmp_path, compilations_so_far):
     train(tmp_path / "run", config, lambda records: after_each_leg.append(len(compilations_so_far)))
     assert len(after_each_leg) == 5
     assert after_each_leg[1] == after_each_leg[-1]
+
+
+def test_a_run_goes_on_with_the_engine_it_was_begun_with(tmp_path):
+    config = dataclasses.replace(CONFIG, structure=Structure(learner="leo", dim=DIM, way=3, latent=4, latent_steps=1))
+    with use_engine("reference"):
+        train(tmp_path / "run", dataclasses.replace(config, steps=4))
+    run = TrainingRun(config, tmp_path / "run", make_metaset())
+    assert run.engine.name == "closed-form"
+    run.load()
+    assert run.engine.name == "reference"
+    header = read_header(tmp_path / "run/state.safetensors")
+    assert (header["engine"], header["devices"]) == ("reference", jax.device_count())
+    assert devices_of(tmp_path) == jax.device_count()
+
+
+@pytest.mark.parametrize("change", [{"devices": 3}, {"engine": "warp"}, {"backend": "tpu"}], ids=str)
+def test_a_run_that_cannot_go_on_as_it_was_begun_says_so(tmp_path, monkeypatch, change):
+    monkeypatch.setattr(runs, "rounding", lambda engine: rounding(engine) | change)
+    train(tmp_path / "run", dataclasses.replace(CONFIG, steps=4))
+    ((name, value),) = change.items()
+    with pytest.warns(UserWarning, match=f"run was begun with {name} {value} and goes on with {name} .*: rounding"):
+        TrainingRun(CONFIG, tmp_path / "run", make_metaset()).load()
 
 
 def test_folders_are_guarded(tmp_path):

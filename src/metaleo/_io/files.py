@@ -9,12 +9,10 @@ import reprlib
 import secrets
 import tempfile
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import filelock
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -182,20 +180,3 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows([f"{cell:.6f}" if isinstance(cell, np.floating) else cell for cell in row] for row in rows)
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[str]:
-    """Lock the folder for this worker; yields the worker's name, which survives a kill."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "worker"
-    try:
-        lock = filelock.FileLock(folder / "worker.lock").acquire(timeout=0)
-    except filelock.Timeout as error:
-        raise BadInput(f"another search is at work in {folder}; give this one its own `out=`") from error
-    with lock:
-        name = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
-        if not name:
-            name = uuid.uuid4().hex[:12]
-            write_text(path, name)
-        yield name

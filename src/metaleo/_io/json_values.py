@@ -22,7 +22,7 @@ BOUNDS: dict[str, dict[str, tuple[float, float]]] = {
     },
     "TrainConfig": {
         "way": (1, 10**4), "shot": (1, 10**6), "query": (1, 10**6), "steps": (1, 10**9), "meta_batch": (1, 10**6),
-        "validate_every": (1, 10**9), "validation_tasks": (1, 10**7), "patience": (1, 10**9), "seed": (0, 2**63 - 1),
+        "validate_every": (1, 10**9), "validation_tasks": (1, 10**7), "patience": (1, 10**9), "seed": (0, 2**32 - 1),
         "seeds": (1, 10**4),
     },
     "Architecture": {
@@ -30,7 +30,7 @@ BOUNDS: dict[str, dict[str, tuple[float, float]]] = {
         "share": (0.01, 1), "layer": (1, 202),
     },
     "Recipe": {"steps": (1, 10**9), "batch": (1, 10**6), "drops": (0, 1)},
-    "PretrainConfig": {"reports": (1, 10**6), "seed": (0, 2**63 - 1)},
+    "PretrainConfig": {"reports": (1, 10**6), "seed": (0, 2**32 - 1)},
     "Header": {"temperature": (1e-6, 1e6), "temperatures": (1e-6, 1e6), "image_side": (1, 2048), "rung": (0, 1000),
                "alive": (0, 10**6)},
     "About": {"rows": (1, 10**6), "examples": (0, 10**6)},

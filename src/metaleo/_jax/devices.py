@@ -43,7 +43,10 @@ def memory_bytes() -> int:
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in statistics:
         return statistics["bytes_limit"]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not every system has the function, or knows these names
+        return 2**33
 
 
 def fits_on_device(floats: int) -> bool:
@@ -100,13 +103,20 @@ def enable_compilation_cache() -> None:
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache", UserWarning)
 
 
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 AXIS = "devices"
 MOST_CORES = 4
 """Maximum number of CPU devices: each holds its own copy of features and weights."""
 
 
-def use_all_cores() -> None:
+def use_all_cores(devices: int | None = None) -> None:
     """Make each core a device, so that the tasks of a meta-batch, or runs, are split among the cores.
+
+    Work that was begun on another number of devices goes on with that: otherwise it would be rounded otherwise.
 
     XLA computes the many small products of a meta-step on one core at a time: two devices train and test nearly twice
     as fast. Commands that train or test call this; importing the library does not, because it configures the whole
@@ -115,9 +125,8 @@ def use_all_cores() -> None:
     settled = "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if settled or "JAX_COORDINATOR_ADDRESS" in os.environ:
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        jax.config.update("jax_num_cpu_devices", min(cores, MOST_CORES))
+        jax.config.update("jax_num_cpu_devices", min(usable_cores(), MOST_CORES) if devices is None else devices)
     except RuntimeError:  # JAX has already initialised its devices
         return
 

@@ -1,19 +1,20 @@
-"""The command line: a file per command."""
+"""The command line: a file per command.
+
+This module imports nothing that takes time, so that Ctrl-C finds `main` in charge.
+"""
 
 import contextlib
-import difflib
 import importlib
-import io
-import re
+import logging
+import signal
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
-import tyro
-
 from metaleo import __version__
-from metaleo.cli.common import console, flag_names, registry
-from metaleo.errors import BadInput, Interrupted, unknown_name
+from metaleo.errors import BadInput, Interrupted, require_seed, unknown_name
 
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "start": {
@@ -48,8 +49,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
 CLASSES = {name: kind for group in COMMANDS.values() for name, (kind, _) in group.items()}
 TRAINING_OR_TESTING = ("quickstart", "train", "evaluate", "search", "reproduce", "compare", "report")
 """Commands with thousands of small tasks to share out among the cores of a CPU; all others leave them to XLA."""
-STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, tyro.conf.DisallowNone,
-         tyro.conf.PositionalMetavarFromFieldName)  # fmt: skip
+RESUMING = ("train", "search", "reproduce", "compare")
+"""Those of them that go on with what they find in their folder."""
 
 
 def help_text() -> str:
@@ -67,80 +68,57 @@ def command_class(name: str) -> type:
     return getattr(importlib.import_module(f"metaleo.cli.{module}"), CLASSES[name])
 
 
-def parse(name: str, arguments: list[str]) -> Any:
-    """The command with its flags; raises `BadInput` for what it does not know, `SystemExit` after printing help."""
-    kind, said = command_class(name), io.StringIO()
-    defaults = getattr(kind, "defaults", None)
-    try:
-        with contextlib.redirect_stderr(said):
-            command, unknown = tyro.cli(
-                kind, prog=f"metaleo {name}", args=arguments, return_unknown_args=True, registry=registry,
-                config=STYLE, default=tyro.MISSING_NONPROP if defaults is None else defaults(arguments),
-            )  # fmt: skip
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise BadInput(in_one_line(said.getvalue(), f"metaleo {name}")) from None
-    sys.stderr.write(said.getvalue())
-    if unknown:
-        raise BadInput(describe_unknown(unknown[0], command, name))
-    return command
-
-
-def in_one_line(said: str, command: str) -> str:
-    """The frame in which tyro explains a mistake, as one line."""
-    lines = re.sub("[│╭╮╰╯]", " ", said.replace("─", "-")).splitlines()[1:]  # without the title
-    rules = [number for number, line in enumerate(lines) if number and re.fullmatch(" *-{9,} *", line)]
-    framed = [line for line in lines[: rules[0] if rules else None] if not re.fullmatch("[ -]*", line)]
-    text = " ".join(line.strip() for line in framed)
-    more = f"; see {command} --help"
-    if choice := re.match(r"invalid choice '(.*?)' for argument '(\S+?)'\. Expected one of \((.*?)\)", text):
-        known = sorted(set(re.findall(r"'([^']*)'", choice[3])) - {"None"})
-        return str(unknown_name(choice[2], choice[1], known))
-    if value := re.match(r"Error parsing (\S+?):.*?(int|float)\b.*?: '(.*?)'", text):
-        return f"{value[1]} takes a {'whole number' if value[2] == 'int' else 'number'}, not {value[3]!r}"
-    if value := re.match(r"Error parsing (\S+?): Could not parse arguments \[(.*?)\]", text):
-        return f"{value[1]} cannot be {value[2]}{more}"
-    if value := re.match(r"Missing value for argument '(\S+)'\. Expected (\d+)", text):
-        return f"{value[1]} takes {'a value' if value[2] == '1' else f'{value[2]} values'}{more}"
-    if text.startswith("Missing from"):
-        first = [line.split()[0] for line in framed if re.match(r" {6}\S", line)]
-        names = ["--out" if name == "-o" else name for name in first]
-        return f"{' and '.join(names)} must be given{more}"
-    return text.rstrip(".") + more
-
-
-def as_flags(message: str, command: Any) -> str:
-    """A message of the library, with the arguments that are flags of the command written as such.
-
-    `way=20` becomes `--way 20`, `resume=True` becomes `--resume`, and ``out=`` in backticks a flag without a value.
-    """
-    for name in flag_names(getattr(command, "what", command)):  # of `metaleo analyse`, the analysis
-        flag = f"--{name.replace('_', '-')}"
-        message = re.sub(rf"`{name}=`|\b{name}=True\b", flag, message)
-        message = re.sub(rf"(?<![\w-]){name}=(?=\S)", f"{flag} ", message)
-    return message
-
-
-def describe_unknown(argument: str, command: Any, name: str) -> str:
-    """What is wrong with an argument that the command does not know, with the nearest flag that it does."""
-    if not argument.startswith("-"):
-        hint = "; a switch takes no value" if argument.lower() in ("true", "false") else ""
-        return f"unexpected argument {argument!r}{hint}; see metaleo {name} --help"
-    flags = [f"--{flag.replace('_', '-')}" for flag in flag_names(getattr(command, "what", command))]
-    near = difflib.get_close_matches(argument.split("=")[0], flags, n=1, cutoff=0.5)
-    return f"unknown flag {argument}" + (f"; did you mean {near[0]}?" if near else f"; see metaleo {name} --help")
-
-
-def fail(message: str) -> None:
-    """Say what is wrong in one line, and end with code 2."""
-    console.print(f"metaleo: {message}", markup=False, soft_wrap=True)
-    sys.exit(2)
-
-
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point: one line and exit code 2 for bad input, 130 when interrupted."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Entry point: one line and exit code 2 for bad input, at most one line and 130 when interrupted, at any moment."""
+    with ctrl_c(ours=arguments is None):
+        run_command(sys.argv[1:] if arguments is None else arguments)
+
+
+@contextlib.contextmanager
+def ctrl_c(ours: bool) -> Iterator[None]:
+    """End with one line and code 130 after Ctrl-C, whatever becomes of the KeyboardInterrupt that it raises.
+
+    Python drops it in callbacks of the garbage collector, and XLA turns it into an error of its own in callbacks of a
+    compiled program. A second Ctrl-C ends the process at once; so does the first, while a process of `ours` shuts down.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only there does Python handle signals
+        yield
+        return
+    received = []
+
+    def stop(number: int, frame: Any) -> None:
+        received.append(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        logging.disable()  # JAX would log that a callback failed
+        raise KeyboardInterrupt
+
+    def unraisable(hooked: Any) -> None:
+        if not isinstance(hooked.exc_value, KeyboardInterrupt):
+            return previous_hook(hooked)
+        signal.signal(signal.SIGINT, stop)
+        threading.Timer(0.01, signal.raise_signal, [signal.SIGINT]).start()  # again, outside of the callback
+        return None
+
+    previous_hook, sys.unraisablehook = sys.unraisablehook, unraisable
+    previous = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+        if received:
+            raise KeyboardInterrupt
+    except Interrupted:  # the command has said how to go on
+        sys.exit(130)
+    except BaseException as error:
+        if not received and not isinstance(error, KeyboardInterrupt):
+            raise
+        print("metaleo: stopped", file=sys.stderr)
+        sys.exit(130)
+    finally:
+        sys.unraisablehook = previous_hook
+        logging.disable(logging.NOTSET)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if ours else previous)
+
+
+def run_command(arguments: list[str]) -> None:
     if arguments in (["--version"], ["-V"]):
         print(f"metaleo {__version__}")
         return
@@ -149,6 +127,9 @@ def main(arguments: list[str] | None = None) -> None:
         return
     name, *rest = arguments
     warnings.formatwarning = lambda message, *_: f"metaleo: {message}\n"  # without the place in the code
+    from metaleo.cli.common import console
+    from metaleo.cli.parsing import as_flags, parse
+
     command = None
     try:
         if name not in CLASSES:
@@ -156,18 +137,29 @@ def main(arguments: list[str] | None = None) -> None:
         command = parse(name, rest)
         run(name, command)
     except BadInput as error:
-        fail(str(error) if command is None else as_flags(str(error), command))
-    except Interrupted:
-        sys.exit(130)
+        message = str(error) if command is None else as_flags(str(error), command)
+        console.print(f"metaleo: {message}", markup=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def devices_begun_on(command: Any) -> int | None:
+    """The number of devices for a command that goes on with work in a folder; None if that is free."""
+    from metaleo.training.population import devices_of
+
+    folder = getattr(command, "folder", command.out)
+    return None if folder is None or command.overwrite else devices_of(folder)
 
 
 def run(name: str, command: Any) -> None:
     """Run a command on the devices that it needs."""
     from metaleo._jax.devices import enable_compilation_cache, is_first_host, join_hosts, use_all_cores
+    from metaleo.cli.common import console
 
+    asked = getattr(command, "what", command)  # of `metaleo analyse`, the analysis
+    require_seed(getattr(asked, "seed", 0))
     enable_compilation_cache()
     if name in TRAINING_OR_TESTING:
-        use_all_cores()
+        use_all_cores(devices_begun_on(command) if name in RESUMING else None)
     join_hosts()
     if not is_first_host():
         console.quiet = True

@@ -128,8 +128,7 @@ class Pretrain:
         return PretrainConfig.read(self.out / "config.json")
 
     def run(self) -> None:
-        from metaleo._io.run_log import claim_run_folder
-        from metaleo.errors import Interrupted
+        from metaleo._io.run_log import claim_run_folder, owned
         from metaleo.features.datasets import open_images
         from metaleo.features.images import check_image_classes
         from metaleo.features.pretrain_run import PretrainRun
@@ -145,6 +144,14 @@ class Pretrain:
         PretrainRun(config, folder, images)  # bad data says so before the folder is touched
         if not self.resume:
             claim_run_folder(folder, config.to_json(), self.overwrite)
+        with owned(folder):
+            self.train(config, folder, source, images)
+
+    def train(self, config: Any, folder: Path, source: str, images: Any) -> None:
+        """Train to the end, and say how it went."""
+        from metaleo.errors import Interrupted
+        from metaleo.features.pretrain_run import PretrainRun
+
         tell(f"{source}: {images.describe()}")
         images = quick(images, folder)
         run = PretrainRun(config, folder, images)

@@ -56,6 +56,10 @@ class Reproduce:
     json: Switch = False
     """Print the report as JSON."""
 
+    @property
+    def folder(self) -> Path:
+        return self.out or Path(f"reproduce-{self.dataset}")
+
     def run(self) -> None:
         from metaleo.data.feature_files import load_data
 
@@ -78,12 +82,13 @@ class Reproduce:
         plan = ReproductionPlan(self.dataset, source, seed=self.seed, **((quick if self.quick else {}) | given))
         shots = self.shot or ((1,) if self.quick else (1, 5))
         rows = tuple(ROWS) if "all" in self.rows else self.rows
-        folder = self.out or Path(f"reproduce-{self.dataset}")
         tell(f"{source}: {metaset.describe()}")
-        report = reproduce(plan, metaset, shots, rows, folder, self.command(shots, given), progress, self.overwrite)
+        report = reproduce(
+            plan, metaset, shots, rows, self.folder, self.command(shots, given), progress, self.overwrite
+        )
         tables = [part for shot, found in report["shots"].items() for part in (f"{shot}-shot", table_2(found["rows"]))]
         emit(report, self.json, *tables)
-        tell(f"report: {folder}/report.md, .json, .png")
+        tell(f"report: {self.folder}/report.md, .json, .png")
 
     def command(self, shots: tuple[int, ...], given: dict[str, int]) -> str:
         """What to type for the same numbers."""

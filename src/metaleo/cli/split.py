@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from metaleo.cli.common import Columns, Out, Switch, check_new, default_is, emit, tell
-from metaleo.errors import BadInput, require_at_least
+from metaleo.errors import BadInput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,6 @@ class Split:
         check_new(self.out, self.overwrite, ".safetensors", ".npz")
         if min(self.shares) < 0 or not abs(sum(self.shares) - 1) <= 1e-6:
             raise BadInput(f"--shares are three parts of one, not {' '.join(map(str, self.shares))}")
-        require_at_least(0, seed=self.seed)
         if self.by is not None and self.again:
             raise BadInput("--by takes the split from a column and --again makes a new one; give one of them")
         table = read_table(self.table, self.label, self.ignore)

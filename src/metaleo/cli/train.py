@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -13,6 +13,10 @@ from metaleo.errors import BadInput, unknown_name
 from metaleo.learners.base import HyperParams
 from metaleo.learners.registry import Structure
 from metaleo.tasks import PROBLEMS
+
+if TYPE_CHECKING:
+    from metaleo.data.metaset import MetaSet
+    from metaleo.training.run import TrainingRun
 
 EVERYDAY = ("data", "way", "shot", "steps", "seed")
 records[TrainConfig] = (*EVERYDAY, "structure", "hyper")
@@ -124,11 +128,10 @@ class Train:
         return resume_config(self.out, self.steps)
 
     def run(self) -> None:
-        from metaleo._io.run_log import read_metrics
+        from metaleo._io.run_log import owned
         from metaleo.data.feature_files import load_data
-        from metaleo.plotting.figures import plot_curves
-        from metaleo.tasks.episodes import advice, check_enough
-        from metaleo.training.run import TrainingRun, create_run_folder, format_score, train_with_progress
+        from metaleo.tasks.episodes import check_enough
+        from metaleo.training.run import TrainingRun, create_run_folder
 
         metaset = None
         if self.resume:
@@ -152,6 +155,17 @@ class Train:
             run.check_classes()
         else:
             create_run_folder(folder, config, self.overwrite)
+        with owned(folder):
+            self.train(run, metaset)
+
+    def train(self, run: "TrainingRun", metaset: "MetaSet | None") -> None:
+        """Train to the end, and say how it went."""
+        from metaleo._io.run_log import read_metrics
+        from metaleo.plotting.figures import plot_curves
+        from metaleo.tasks.episodes import advice
+        from metaleo.training.run import format_score, train_with_progress
+
+        config, folder = run.config, run.folder
         if metaset is not None:
             tell(f"{config.data}: {metaset.describe()}")
             if told := advice(metaset, config.way):

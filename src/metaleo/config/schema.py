@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metaleo._io.json_values import check_bounds, from_json, parse_json
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, require_seed
 from metaleo.learners.base import HyperParams
 from metaleo.learners.registry import Structure
 from metaleo.tasks import PROBLEMS
@@ -60,6 +60,7 @@ class TrainConfig:
         structure, hyper = self.structure, self.hyper
         check_bounds(vars(self), "TrainConfig")
         check_bounds(vars(structure), "Structure")
+        require_seed(self.seed, self.seeds)
         if structure.max_grad_norm is not None and not structure.max_grad_norm > 0:
             raise BadInput(f"max_grad_norm={structure.max_grad_norm} must be above 0")
         for name in ("latent_step_size", "finetune_step_size"):

@@ -21,7 +21,7 @@ from metaleo._jax.devices import AXIS, can_share, fits_on_device, jit, on_each_d
 from metaleo.checkpoints import Candidate
 from metaleo.data.feature_files import load_data
 from metaleo.engines import Engine, choose_engine
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, require_seed
 from metaleo.learners.base import HyperParams, Learner
 from metaleo.losses import accuracy, query_loss
 from metaleo.nn.heads import Head
@@ -201,6 +201,7 @@ def evaluate(learner: Learner, episodes: Episodes, tasks: int = 10_000, seed: in
 
 def task_key(seed: int) -> PRNGKeyArray:
     """Key of the test tasks, distinct from the keys that a training run with this seed uses."""
+    require_seed(seed)
     return jax.random.fold_in(jax.random.key(seed), 2)
 
 

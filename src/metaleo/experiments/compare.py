@@ -12,7 +12,6 @@ import dataclasses
 import json
 import math
 import shlex
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,14 +25,14 @@ from jaxtyping import Array, Float
 import metaleo
 from metaleo._io.files import read_header, read_json, write_text
 from metaleo._io.progress import SILENT, Progress
-from metaleo._io.run_log import read_metrics, remove_results
+from metaleo._io.run_log import is_free, owned, read_metrics, remove_results, require_ours
 from metaleo._jax.devices import fits_on_device
 from metaleo.checkpoints import load_model, save_model
 from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.data.feature_files import load_data
 from metaleo.data.metaset import SLAB, MetaSet
-from metaleo.errors import BadInput, Interrupted, require_at_least, unknown_name
+from metaleo.errors import BadInput, Interrupted, require_at_least, require_seed, unknown_name
 from metaleo.evaluation.evaluate import Evaluation, Score, load_score, save_score, score_learner, summarise
 from metaleo.learners.registry import LEARNERS, UNTRAINED, Structure
 from metaleo.plotting.figures import plot_comparison, plot_curves
@@ -100,7 +99,7 @@ class Comparison:
                 raise BadInput(f"`{name}=` has {twice[0]} twice")
         require_at_least(1, steps=self.steps)
         require_at_least(2, tasks=self.tasks)  # an interval needs two
-        require_at_least(0, seed=self.seed)
+        require_seed(self.seed)
         for shot in self.shots:
             for split, query in (("train", TrainConfig.query), ("val", None), ("test", None)):
                 check_classes(metaset.subset(split), self.way, shot, query)
@@ -185,7 +184,20 @@ def compare(
     for own, config in jobs.items():
         if (own / "config.json").is_file():  # from another version of Metaleo, or resumed with more steps
             refuse_other(own, resume_config(own, None).to_json(), config.to_json(), set())
-    progress.say(f"{plan.data}: {metaset.describe()}")
+    with owned(folder):
+        progress.say(f"{plan.data}: {metaset.describe()}")
+        return run_jobs(plan, metaset, folder, jobs, progress, show)
+
+
+def run_jobs(
+    plan: Comparison,
+    metaset: MetaSet,
+    folder: Path,
+    jobs: dict[Path, TrainConfig],
+    progress: Progress,
+    show: Callable[[int, list[ComparisonRow]], None],
+) -> dict[str, Any]:
+    """Do all that is not done yet; then write and return the results."""
     rows: ComparisonRows = {}
     scores: dict[int, dict[str, Score]] = {shot: {} for shot in plan.shots}
     try:
@@ -226,13 +238,16 @@ def claim_folder(folder: Path, settings: dict[str, Any], overwrite: bool) -> Non
     """Write the settings; raise `BadInput` if the folder has others. Learners and shots may be added later."""
     path = folder / "compare.json"
     if overwrite:
-        remove_results(folder, path.name)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        require_ours(folder, path.name)
+    elif not is_free(folder):
         before = read_json(path)
         if not {"data", "learners", "checksum"} <= before.keys():
             raise BadInput(f"{folder} exists and is not a comparison; give another `out=`")
         refuse_other(folder, before, settings, {"learners", "shots"})
-    write_text(path, json.dumps(settings, indent=2) + "\n")
+    with owned(folder):
+        if overwrite:
+            remove_results(folder, path.name)
+        write_text(path, json.dumps(settings, indent=2) + "\n")
 
 
 def refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any], free: set[str]) -> None:
@@ -271,7 +286,6 @@ def train_and_score(
     learner, model = config.structure.learner, folder / "model.safetensors"
     title = f"{where} {learner}, {plan.way}-way {config.shot}-shot"
     if not (folder / "config.json").is_file():
-        shutil.rmtree(folder, ignore_errors=True)  # at most leftovers of a killed process
         create_run_folder(folder, config, overwrite=False)
     score = load_score(folder / "test.npz", plan.seed, plan.tasks)
     if score is not None and model.is_file():

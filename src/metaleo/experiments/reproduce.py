@@ -23,15 +23,15 @@ from jaxtyping import Float
 from scipy import stats
 
 import metaleo
-from metaleo._io.files import locked, read_json, write_text
+from metaleo._io.files import read_json, write_text
 from metaleo._io.progress import SILENT, Progress
-from metaleo._io.run_log import read_metrics, remove_results
+from metaleo._io.run_log import owned, read_metrics, remove_results
 from metaleo._jax.devices import barrier, fits_on_device, is_first_host
 from metaleo.checkpoints import load_model
 from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.data.metaset import SPLITS, MetaSet
-from metaleo.errors import BadInput, require_at_least, unknown_name
+from metaleo.errors import BadInput, require_at_least, require_seed, unknown_name
 from metaleo.evaluation.evaluate import Score, load_score, save_score, score_learner, summarise
 from metaleo.plotting.figures import plot_curves, plot_reproduction
 from metaleo.search.random_search import SearchConfig
@@ -106,6 +106,7 @@ class ReproductionPlan:
         counts = ("trials", "search_steps", "final_steps", "seeds")
         require_at_least(1, **{name: getattr(self, name) for name in counts})
         require_at_least(2, tasks=self.tasks)
+        require_seed(self.seed, self.seeds)
         found = tuple(metaset.splits.count(split) for split in SPLITS)
         expected = CLASSES.get(self.dataset, found)
         if found != expected:
@@ -211,7 +212,7 @@ def make_row(
         seeds=plan.seeds,
     )
     final = folder / "final"
-    with locked(folder):
+    with owned(folder):
         if not (final / "config.json").is_file():
             create_run_folder(final, config, overwrite=False)
         barrier("run folder")

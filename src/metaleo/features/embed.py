@@ -16,6 +16,7 @@ import safetensors.numpy
 from jaxtyping import Array, Float, Float16, Int, PRNGKeyArray, UInt8
 
 from metaleo._io.files import atomic_write, read_json, write_text
+from metaleo._io.run_log import owned
 from metaleo.errors import BadInput
 from metaleo.features.augment import crop, mirror, random_boxes, scaled, view_boxes
 from metaleo.features.backbone import Pass, pool
@@ -143,11 +144,27 @@ def embed(
     """
     check_taps(file, export.taps)
     parts = targets[0].with_name(f".{targets[0].name}.parts")
+    with owned(parts):
+        count = embed_in_parts(images, file, export, targets, parts, report)
+    shutil.rmtree(parts, ignore_errors=True)
+    return count
+
+
+def embed_in_parts(
+    images: Images,
+    file: BackboneFile,
+    export: Export,
+    targets: Sequence[Path],
+    parts: Path,
+    report: Callable[[int], None],
+) -> int:
+    """`embed`, with a folder `parts` for the slabs that no other process writes to."""
     plan = {"export": dataclasses.asdict(export), "images": zlib.crc32("\n".join(images.names).encode())}
     plan |= {"network": file.header.get("config"), "weights": checksum(file.trained)}
     plan = json.loads(json.dumps(plan))
     if read_json(parts / "plan.json") != plan:
-        shutil.rmtree(parts, ignore_errors=True)
+        for path in parts.glob("*.npz"):
+            path.unlink()
         write_text(parts / "plan.json", json.dumps(plan))
     key, done, slabs = jax.random.key(export.seed), 0, []
     for turn, (views, rows) in enumerate(export.passes(images, file)):
@@ -177,7 +194,6 @@ def embed(
         labels = images.labels[rows].astype(np.int64)
         with atomic_write(target) as temporary:
             safetensors.numpy.save_file({"features": features, "labels": labels}, temporary, header)
-    shutil.rmtree(parts, ignore_errors=True)
     return len(rows)
 
 

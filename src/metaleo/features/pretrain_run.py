@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from metaleo._io.files import load_tree, save_tree
-from metaleo._io.run_log import MetricsLog, Record, finite_or_none, stop_signals
+from metaleo._io.run_log import MetricsLog, Record, finite_or_none, owned, stop_signals
 from metaleo._jax.devices import memory_bytes
 from metaleo.errors import BadInput, Interrupted
 from metaleo.features.backbone_files import BackboneFile, save_backbone
@@ -101,6 +101,13 @@ class PretrainRun:
 
         `report` receives the record of every report; `watch`, every few steps, the step and the images per second.
         """
+        with owned(self.folder):
+            return self.train_alone(report, watch, probe)
+
+    def train_alone(
+        self, report: Callable[[Record], None], watch: Callable[[int, float], None], probe: Probe | None
+    ) -> PretrainState:
+        """`train`, in a folder that no other process writes to."""
         steps = self.config.recipe.steps
         state = self.load()
         step = int(state.step)

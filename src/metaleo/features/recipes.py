@@ -8,7 +8,7 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from metaleo._io.json_values import check_bounds, from_json, parse_json
-from metaleo.errors import BadInput, require_between, unknown_name
+from metaleo.errors import BadInput, require_between, require_seed, unknown_name
 from metaleo.features.backbone import Backbone
 from metaleo.features.conv4 import Conv4
 from metaleo.features.wrn import WideResNet
@@ -139,6 +139,7 @@ class PretrainConfig:
         weights = ("learning_rate", "l2", "mixup", "rotation", "colours")
         require_between(0, 1e6, **{name: getattr(recipe, name) for name in weights})
         require_between(0, 0.9, hold_out=self.hold_out)
+        require_seed(self.seed)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

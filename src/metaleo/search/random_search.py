@@ -26,7 +26,7 @@ from metaleo._io.run_log import stop_signals
 from metaleo._jax.devices import any_host, barrier, broadcast, fits_on_device, is_first_host, replicate
 from metaleo.config.schema import Clip, TrainConfig
 from metaleo.data.metaset import MetaSet
-from metaleo.engines import choose_engine
+from metaleo.engines import Engine, choose_engine
 from metaleo.errors import Interrupted, require_at_least, require_between, unknown_name
 from metaleo.learners import HyperParams
 from metaleo.learners.registry import ABLATIONS, Structure
@@ -36,11 +36,14 @@ from metaleo.training.meta_train import RunState, make_optimiser, split_run_key,
 from metaleo.training.population import (
     compile_advance,
     compile_validate,
+    engine_to_go_on,
     gather_to_host,
     replicas_for,
     replicas_per_device,
     report_every,
+    rounding,
     shard_replicas,
+    warn_of_other_rounding,
 )
 
 PAPER_SPACE: Space = {
@@ -121,9 +124,10 @@ class TrialBatch:
     rung: int
     states: RunState
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, engine: Engine) -> None:
         header = {
             "kind": "population",
+            **rounding(engine),
             "claims": [vars(claim) for claim in self.claims],
             "alive": self.alive,
             "rung": self.rung,
@@ -197,7 +201,10 @@ class Search:
         """The batch that this worker was training when it was stopped, if any."""
         if not self.path.is_file():
             return None
-        header = read_header(self.path)
+        header, train = read_header(self.path), self.config.train
+        runs = replicas_per_device(self.replicas)
+        self.engine = engine_to_go_on(header, train.structure.blank(), train.engine, runs)
+        warn_of_other_rounding(self.path, header, self.engine)
         claims = [Claim(**claim) for claim in header["claims"]]
         alive = header["alive"]
         like = jax.eval_shape(lambda: self.start([claims[index] for index in alive]))
@@ -300,7 +307,7 @@ class Search:
 
     def save(self, batch: TrialBatch) -> None:
         if is_first_host():
-            batch.save(self.path)
+            batch.save(self.path, self.engine)
         self._saved_at = time.monotonic()
 
     def progress(self, batch: TrialBatch, block: range, step: int) -> SearchProgress:

@@ -3,15 +3,17 @@
 import contextlib
 import json
 import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from optuna.exceptions import StorageInternalError
 from sqlalchemy.exc import SQLAlchemyError
 
-from metaleo._io.files import locked
+from metaleo._io.files import write_text
 from metaleo._io.progress import Progress
-from metaleo._io.run_log import remove_results
+from metaleo._io.run_log import owned, remove_results, require_ours
 from metaleo._jax.devices import barrier, is_first_host
 from metaleo.config.schema import TrainConfig
 from metaleo.data.metaset import MetaSet
@@ -56,11 +58,14 @@ def run_search(
     title = f"{train.structure.learner}, {train.way}-way {train.shot}-shot"
     worker = Search(config, folder, metaset, replicas)  # bad data raises before the folder is touched
     with contextlib.ExitStack() as stack:
+        stack.enter_context(lost_database())
         study = None
         if is_first_host():
             if overwrite:
-                remove_results(folder, "study.db")
-            folder.mkdir(parents=True, exist_ok=True)
+                require_ours(folder, "worker")
+            stack.enter_context(owned(folder))
+            if overwrite:
+                remove_results(folder, "worker")
             study = Study(
                 storage or f"sqlite:///{folder / 'study.db'}",
                 name or f"{train.structure.learner}-{train.way}way-{train.shot}shot",
@@ -69,7 +74,7 @@ def run_search(
                 slots=config.trials,
                 sampler=config.sampler,
                 seed=train.seed,
-                worker=stack.enter_context(locked(folder)),
+                worker=worker_name(folder),
                 lost_after=lost_after,
             )
             stack.enter_context(study.heartbeat())
@@ -90,9 +95,6 @@ def run_search(
         except Interrupted:
             progress.say("stopped and saved; run the same command again to go on")
             raise
-        except (SQLAlchemyError, StorageInternalError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise BadInput(f"lost the database of the study: {reason}; run the same command again to go on") from error
         if study is not None:
             trials = trial_records(study)
             write_results(config, folder, trials)
@@ -100,3 +102,22 @@ def run_search(
     barrier("search done")
     trials = json.loads((folder / "trials.json").read_text(encoding="utf-8"))
     return trials, TrainConfig.read(folder / "best.json")
+
+
+@contextlib.contextmanager
+def lost_database() -> Iterator[None]:
+    """One line for a database that fails, such as one out of reach or on a full disk."""
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError) as error:
+        cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+        reason = str(cause).strip().splitlines()[0]
+        raise BadInput(f"lost the database of the study: {reason}; run the same command again to go on") from error
+
+
+def worker_name(folder: Path) -> str:
+    """The name of the worker in this folder, which survives a kill."""
+    path = folder / "worker"
+    if not path.is_file():
+        write_text(path, uuid.uuid4().hex[:12])
+    return path.read_text(encoding="utf-8").strip()

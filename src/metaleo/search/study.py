@@ -153,7 +153,7 @@ class Study:
         """Take a waiting trial, sample its draw, mark it as this worker's, and return its number."""
         if self.sampler == "tpe":
             before = sum(trial.state != TrialState.WAITING for trial in self.study.get_trials(deepcopy=False))
-            self.study.sampler = TPESampler(seed=self.seed * 100_003 + before, n_startup_trials=16)
+            self.study.sampler = TPESampler(seed=(self.seed * 100_003 + before) % 2**32, n_startup_trials=16)
         else:
             self.study.sampler = SlotSampler(self.seed)
         trial = self.study.ask(self.distributions)
@@ -199,7 +199,7 @@ class Study:
 
         def keep_beating() -> None:
             while not over.wait(self.lost_after / 4):
-                with contextlib.suppress(SQLAlchemyError):  # the next heartbeat may succeed
+                with contextlib.suppress(SQLAlchemyError, StorageInternalError):  # the next heartbeat may succeed
                     self.beat()
 
         self.beat()

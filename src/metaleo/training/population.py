@@ -6,7 +6,9 @@ JAX knows). The first host writes the files, which all hosts must be able to rea
 """
 
 import functools
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,10 +18,20 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, PyTree
 
-from metaleo._jax.devices import AXIS, can_share, jit, mean_over_devices, on_each_device, put_on_devices
+from metaleo._io.files import read_header
+from metaleo._jax.devices import (
+    AXIS,
+    can_share,
+    jit,
+    mean_over_devices,
+    on_each_device,
+    put_on_devices,
+    usable_cores,
+)
 from metaleo.config.schema import Clip
-from metaleo.engines import Engine
+from metaleo.engines import AUTO, Engine, all_engines, choose_engine
 from metaleo.evaluation.evaluate import mean_validation_score
+from metaleo.learners.base import Learner
 from metaleo.training.meta_train import (
     MetaGradient,
     ValidationScore,
@@ -130,6 +142,48 @@ def compile_validate(engine: Engine, replicas: int, num_tasks: int) -> Callable[
     score = shared_score(score) if sharing_tasks(replicas, num_tasks) else score
     validate_all = functools.partial(validate, num_tasks=num_tasks, score=score)
     return jit(map_replicas(validate_all, replicas, (0, None, None, None)), donate_argnums=0)
+
+
+# Rounding. Sums over devices, batches and engines are computed in different orders: the same run on another number of
+# devices ends with other last digits, and after thousands of meta-steps with other weights.
+
+
+def rounding(engine: Engine) -> dict[str, Any]:
+    """What decides how results are rounded, for the header of a saved state."""
+    found = {"engine": engine.name, "devices": jax.device_count(), "backend": jax.default_backend()}
+    if found["backend"] == "cpu" and found["devices"] == 1:
+        found["cores"] = usable_cores()  # among which XLA splits the products of a single device
+    return found
+
+
+def engine_to_go_on(header: dict[str, Any], learner: Learner, name: str, runs: int) -> Engine:
+    """The engine for a state with this header: the same as before if it is installed, unless `name` asks for one."""
+    before = header.get("engine")
+    return choose_engine(learner, before if name == AUTO and before in all_engines() else name, runs)
+
+
+def warn_of_other_rounding(path: Path, header: dict[str, Any], engine: Engine) -> None:
+    """Say in one line what is not as it was when a state was saved."""
+    before = {"jax": header["versions"]["jax"]} | {name: header.get(name) for name in rounding(engine)}
+    now = {"jax": jax.__version__} | rounding(engine)
+    other = [name for name in now if before[name] not in (None, now[name])]  # earlier versions saved only that of JAX
+    if other:
+        then, here = (", ".join(f"{name} {each[name]}" for name in other) for each in (before, now))
+        warnings.warn(
+            f"{path.parent} was begun with {then} and goes on with {here}: rounding differs, so that the result will "
+            "not be exactly that of a run that was left alone",
+            stacklevel=2,
+        )
+
+
+def devices_of(folder: Path) -> int | None:
+    """The number of CPU devices on which the work in a folder was begun, as far as it is known."""
+    for name in ("state.safetensors", "population.safetensors"):
+        for path in sorted(folder.rglob(name)):
+            header = read_header(path)
+            if header.get("backend") == "cpu":
+                return header.get("devices")
+    return None
 
 
 def report_every() -> int:

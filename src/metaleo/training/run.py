@@ -21,7 +21,7 @@ import numpy as np
 
 from metaleo._io.files import load_tree, read_header, save_tree, write_text
 from metaleo._io.progress import Progress
-from metaleo._io.run_log import MetricsLog, Record, claim_run_folder, finite_or_none, stop_signals
+from metaleo._io.run_log import MetricsLog, Record, claim_run_folder, finite_or_none, owned, stop_signals
 from metaleo._jax.devices import any_host, barrier, fits_on_device, is_first_host, replicate
 from metaleo.checkpoints import save_model
 from metaleo.config.schema import TrainConfig
@@ -38,11 +38,14 @@ from metaleo.training.meta_train import RunState, make_optimiser, split_run_key,
 from metaleo.training.population import (
     compile_advance,
     compile_validate,
+    engine_to_go_on,
     gather_to_host,
     replicas_for,
     replicas_per_device,
     report_every,
+    rounding,
     shard_replicas,
+    warn_of_other_rounding,
 )
 
 SAVE_SECONDS = 2.0
@@ -76,7 +79,8 @@ def resume_config(folder: Path, steps: int | None) -> TrainConfig:
             )
         config = dataclasses.replace(config, steps=steps)
         if is_first_host():
-            write_text(config_path, json.dumps(config.to_json(), indent=2) + "\n")
+            with owned(folder):
+                write_text(config_path, json.dumps(config.to_json(), indent=2) + "\n")
     return config
 
 
@@ -143,13 +147,17 @@ class TrainingRun:
         return jax.jit(jax.vmap(begin_one))(self.init_keys)
 
     def load(self) -> RunState:
-        """The last saved state, or the start if there is none yet."""
+        """The last saved state, from which the same engine goes on; or the start if there is none yet."""
         path = self.folder / "state.safetensors"
-        like = jax.eval_shape(self.begin, None)
-        return load_tree(path, like, OLD_LEAF_NAMES) if path.is_file() else self.start()
+        if not path.is_file():
+            return self.start()
+        header, runs = read_header(path), replicas_per_device(self.replicas)
+        self.engine = engine_to_go_on(header, self.config.structure.blank(), self.config.engine, runs)
+        warn_of_other_rounding(path, header, self.engine)
+        return load_tree(path, jax.eval_shape(self.begin, None), OLD_LEAF_NAMES)
 
     def save(self, state: RunState) -> None:
-        save_tree(self.folder / "state.safetensors", state, {"kind": "state"})
+        save_tree(self.folder / "state.safetensors", state, {"kind": "state", **rounding(self.engine)})
         self._saved_at = time.monotonic()
 
     def save_models(self, state: RunState) -> None:
@@ -178,6 +186,11 @@ class TrainingRun:
 
     def train(self, report: Callable[[list[Record]], None]) -> RunState:
         """Train from the last saved state to the end; `report` receives a record per seed every few steps."""
+        with owned(self.folder):
+            return self.train_alone(report)
+
+    def train_alone(self, report: Callable[[list[Record]], None]) -> RunState:
+        """`train`, in a folder that no other process writes to."""
         config, runs = self.config, self.config.seeds
         state = self.load()
         step, stopped = int(state.step.max()), np.array(state.stopped)
