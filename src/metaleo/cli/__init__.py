@@ -115,6 +115,8 @@ def as_flags(message: str, command: Any) -> str:
 
     `way=20` becomes `--way 20`, `resume=True` becomes `--resume`, and ``out=`` in backticks a flag without a value.
     """
+    if command is None:  # it could not be parsed
+        return message
     for name in flag_names(getattr(command, "what", command)):  # of `metaleo analyse`, the analysis
         flag = f"--{name.replace('_', '-')}"
         message = re.sub(rf"`{name}=`|\b{name}=True\b", flag, message)
@@ -148,15 +150,15 @@ def main(arguments: list[str] | None = None) -> None:
         print(help_text())
         return
     name, *rest = arguments
-    warnings.formatwarning = lambda message, *_: f"metaleo: {message}\n"  # without the place in the code
     command = None
+    warnings.formatwarning = lambda message, *_: f"metaleo: {as_flags(str(message), command)}\n"  # without the place
     try:
         if name not in CLASSES:
             raise unknown_name("command", name, CLASSES)
         command = parse(name, rest)
         run(name, command)
     except BadInput as error:
-        fail(str(error) if command is None else as_flags(str(error), command))
+        fail(as_flags(str(error), command))
     except Interrupted:
         sys.exit(130)
 
