@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import warnings
 from pathlib import Path
 
 import datasets
@@ -327,7 +328,7 @@ def test_split_again(here, capsys):
     assert sorted(kept["classes"]["val"]) == sorted(f"class{i}" for i in range(8, 13))
     again = told(capsys, "split", "old.safetensors", "--again", "-o", "again.safetensors")
     assert sorted(again["classes"]["val"]) != sorted(kept["classes"]["val"])
-    write_csv("named.csv", np.ones((3, 2)), label=["a", "b", "c"], split=["val", "test", "train"])
+    write_csv("named.csv", np.eye(3)[:, :2], label=["a", "b", "c"], split=["val", "test", "train"])
     assert told(capsys, "split", "named.csv", "--by", "split", "-o", "n.npz")["classes"]["val"] == ["a"]
 
 
@@ -382,8 +383,66 @@ def test_a_table_that_cannot_be_trained_on(here, capsys):
     write_csv("two.csv", make_rows(4, 0)[0], label=["a", "b"] * 2)
     assert "2 classes cannot be split" in fails(capsys, "train", "--data", "two.csv")
     write_csv("none.csv", make_rows(4, 0)[0])
-    assert "metaleo split --label" in fails(capsys, "train", "--data", "none.csv")
+    assert "there is no column `label`; name the one that holds the classes with --label" in fails(
+        capsys, "train", "--data", "none.csv"
+    )
     assert not os.path.exists("new")
+
+
+@pytest.fixture
+def numbered(here):
+    """Classes in a column of another name, and a counter that is no feature."""
+    metaset = make_metaset((6, 4, 4), images=16)
+    names = np.repeat(metaset.class_names, metaset.counts)
+    return write_csv(here / "numbered.csv", metaset.read(metaset.rows), id=range(len(names)), category=names)
+
+
+def test_columns_are_chosen_for_a_run_once(numbered, capsys, monkeypatch):
+    """Resuming, testing and comparing read the table as training did, also if it is moved."""
+    monkeypatch.setattr("metaleo.evaluation.calibration.TASKS", 4)
+    flags = ["--learner", "prototypical", *SMALL]
+    columns = ["--label", "category", "--ignore", "id"]
+    config = told(capsys, "train", "--data", "numbered.csv", *columns, *flags, "--out", "mine")["config"]
+    assert (config["label"], config["ignore"], config["structure"]["dim"]) == ("category", ["id"], DIM)
+    assert told(capsys, "train", "--resume", "--out", "mine", "--steps", "6")["seeds"][0]["step"] == 6
+    found = told(capsys, "evaluate", "mine", "--tasks", "2")
+    numbered.rename("moved.csv")
+    assert told(capsys, "evaluate", "mine", "--tasks", "2", "--data", "moved.csv")["models"] == found["models"]
+    learners = ["--learner", "cl2n", "nearest-centroid", "--way", "3", "--shot", "1", "--tasks", "2"]
+    main(["compare", "--data", "moved.csv", *columns, *learners, "--out", "versus"])
+    settings = json.loads(Path("versus/compare.json").read_text())
+    assert (settings["label"], settings["ignore"]) == ("category", ["id"])
+    main(["compare", "--data", "moved.csv", *columns, *learners, "--out", "versus"])  # goes on with what is there
+    assert load_model("versus/1shot/cl2n/model.safetensors").setting("ignore") == ["id"]
+    assert "--ignore id" in Path("versus/compare.md").read_text()
+
+
+def test_columns_of_something_else_than_a_table(here, capsys):
+    assert "sample is no table, so it has no columns to choose with --label or --ignore" in fails(
+        capsys, "train", "--ignore", "id", "--out", "new"
+    )
+    assert "--label means nothing to sines-and-lines" in fails(
+        capsys, "train", "--problem", "sines-and-lines", "--label", "id"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("adapt", "nearest-centroid", "numbered.csv", "--label", "category"),
+        ("split", "numbered.csv", "--label", "category"),
+        ("compare", "--data", "numbered.csv", "--label", "category", "--learner", "cl2n", "--way", "3", "--shot", "1",
+         "--tasks", "2"),
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_a_counter_among_the_features_is_told_in_one_line(numbered, words):
+    with pytest.warns(UserWarning, match="column id") as found:
+        main([*words])
+    (said,) = [warnings.formatwarning(one.message, one.category, one.filename, one.lineno) for one in found]
+    assert "numbered.csv: column id has a different whole number in every row, as an id has; " in said
+    assert said.endswith("leave it out with --ignore id\n")
+    main([*words, "--ignore", "id", "--overwrite"])  # where a warning would be an error
 
 
 # What is refused.

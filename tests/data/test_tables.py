@@ -2,6 +2,7 @@
 
 import io
 import json
+import warnings
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +15,7 @@ from datasets import ClassLabel
 from helpers.small import message
 from helpers.tables import write_dataset
 from metaleo.data.feature_files import read_table
-from metaleo.data.tables import Table, as_label, is_table, to_metaset
+from metaleo.data.tables import Table, as_label, is_table, strange_columns, to_metaset, warn_of_oddities
 
 VECTORS = np.array([[0.5, -1, 2], [1, 0, 3], [-2, 4, 0.25], [8, 1, 1]], np.float32)
 LABELS = ["ant", "bee", "ant", "cat"]
@@ -441,3 +442,80 @@ def test_labels_of_feature_files_by_another_name(tmp_path):
     assert read_table(tmp_path / "u.npz").labels == ["a", "b"]
     assert "no array 'kind'" in message(lambda: read_table(tmp_path / "t.npz", "kind"))
     assert "no columns to ignore" in message(lambda: read_table(tmp_path / "t.npz", ignore=["x"]))
+
+
+# What can be read, but looks wrong.
+
+
+def odd(path, **flags):
+    """What is said of a table besides reading it."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        warn_of_oddities(read_table(path, **flags), path.name)
+    return [str(one.message) for one in said]
+
+
+def embedding(rows, dim=16, seed=0):
+    vectors = np.random.default_rng(seed).normal(size=(rows, dim)).astype(np.float32)
+    return {f"x{i}": column for i, column in enumerate((vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).T)}
+
+
+random = np.random.default_rng(1)
+IDS = {
+    "counter": np.arange(20),
+    "from the last": np.arange(20)[::-1],
+    "shuffled": random.permutation(20),
+    "sorted sample": np.sort(random.choice(900, 20, replace=False)),
+    "sample": random.choice(900, 20, replace=False),
+    "large": random.choice(10**9, 20),
+    "time": 1.7e9 + random.random(20),
+}
+
+
+@pytest.mark.parametrize("kind", IDS)
+def test_a_column_that_cannot_be_a_feature_is_named(tmp_path, kind):
+    path = write_columns(tmp_path / "mine.parquet", **{"the id": IDS[kind]}, **embedding(20))
+    (said,) = odd(path)
+    assert said.startswith("mine.parquet: column the id has ")
+    assert said.endswith("if this is no feature, leave it out with `ignore=` 'the id'")
+    assert odd(path, ignore=["the id"]) == []
+
+
+def test_several_columns_that_cannot_be_features(tmp_path):
+    ids = {"id": np.arange(20), "place": np.arange(20) + 7, "price": 1e5 * random.random(20)}
+    first, second = odd(write_columns(tmp_path / "mine.parquet", **ids, **embedding(20)))
+    assert first.endswith("columns id, place have a different whole number in every row, as an id has; if this is no "
+                          "feature, leave it out with `ignore=` id place")  # fmt: skip
+    assert "column price has numbers 1,000 times as large as the others'" in second
+
+
+def test_a_counter_beside_few_rows_and_beside_counts(tmp_path):
+    assert odd(write_columns(tmp_path / "few.parquet", id=range(6), **embedding(6)))
+    counts = {f"n{i}": random.poisson(3, 40) for i in range(8)}
+    assert odd(write_columns(tmp_path / "counts.parquet", id=random.permutation(40), **counts))
+
+
+@pytest.mark.parametrize("rows", [2, 5, 10, 50, 200])
+def test_ordinary_features_are_not_called_strange(tmp_path, rows):
+    """Embeddings, also rounded, rectified or quantised, counts of a few and of many, pixels, and a mixture of them."""
+    normal = np.random.default_rng(rows).normal(size=(rows, 640))
+    tables = {
+        "normal": normal,
+        "rounded": normal.round(1),
+        "rectified": np.maximum(normal - 1, 0) * np.exp(np.random.default_rng(0).normal(size=640)),
+        "quantised": np.clip((40 * normal).round(), -128, 127),
+        "counts": np.random.default_rng(rows).poisson(np.exp(np.linspace(-5, 4, 640)), (rows, 640)),
+        "pixels": np.random.default_rng(rows).integers(0, 17, (rows, 64)),
+        "ages": np.concatenate([normal[:, :3], np.random.default_rng(rows).integers(20, 40, (rows, 1))], axis=1),
+    }
+    for name, vectors in tables.items():
+        columns = tuple(f"x{i}" for i in range(vectors.shape[1]))
+        assert list(strange_columns(Table(vectors.astype(np.float32), None, columns=columns))) == [], name
+
+
+def test_rows_that_repeat_are_counted(tmp_path):
+    """With the same label once, and with another twice; rows without a label do not count, but have numbers."""
+    rows = {"label": ["ant", "", "bee", "ant", "bee", "cat"], "a": [1, 1, 2, 1, 1, 2], "b": [0.5, 0.5, 1, 0.5, 0.5, 1]}
+    first, second = odd(write_columns(tmp_path / "mine.csv", **rows))
+    assert first == "mine.csv: 1 of 6 rows repeat an earlier row; the first is row 4, as row 1"
+    assert second == "mine.csv: 2 of 6 rows repeat an earlier row under another label; the first is row 5, as row 1"

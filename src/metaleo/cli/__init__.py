@@ -126,19 +126,18 @@ def run_command(arguments: list[str]) -> None:
         print(help_text())
         return
     name, *rest = arguments
-    warnings.formatwarning = lambda message, *_: f"metaleo: {message}\n"  # without the place in the code
     from metaleo.cli.common import console
     from metaleo.cli.parsing import as_flags, parse
 
     command = None
+    warnings.formatwarning = lambda message, *_: f"metaleo: {as_flags(str(message), command)}\n"  # without the place
     try:
         if name not in CLASSES:
             raise unknown_name("command", name, CLASSES)
         command = parse(name, rest)
         run(name, command)
     except BadInput as error:
-        message = str(error) if command is None else as_flags(str(error), command)
-        console.print(f"metaleo: {message}", markup=False, soft_wrap=True)
+        console.print(f"metaleo: {as_flags(str(error), command)}", markup=False, soft_wrap=True)
         sys.exit(2)
 
 

@@ -48,6 +48,7 @@ class Adapt:
     """Print what was made as JSON."""
 
     def run(self) -> None:
+        from metaleo.data.tables import warn_of_oddities
         from metaleo.estimators.classifier import adapt, find_model
         from metaleo.estimators.examples import read_examples
         from metaleo.features.backbone_files import BUILTIN_BACKBONES
@@ -58,13 +59,15 @@ class Adapt:
         header = {} if untrained else find_model(self.model).header
         backbone = self.backbone or header.get("network")
         views = self.views or header.get("views", "centre")
-        table = read_examples(self.support, backbone, views, self.label, self.ignore).labelled()
+        whole = read_examples(self.support, backbone, views, self.label, self.ignore)
+        table = whole.labelled()
         if table.splits is not None and len(set(table.splits)) > 1:
             tell(f"the rows of all splits are used: {', '.join(sorted(set(table.splits)))}")
         if not table.labels:
             raise BadInput(
                 f"{self.support} has no labels; the examples to learn from need a column `label` (or --label)"
             )
+        warn_of_oddities(whole, self.support)
         model = find_model(self.model, table.vectors.shape[1])
         if table.vectors.shape[1] != model.structure.dim:
             raise BadInput(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import RenderableType
 
-from metaleo.cli.common import Counts, Out, Switch, emit, make_table, progress
+from metaleo.cli.common import Columns, Counts, Out, Switch, default_is, emit, make_table, progress
 from metaleo.data.feature_files import BUILTIN
 from metaleo.learners.registry import LEARNERS
 
@@ -30,7 +30,12 @@ class Compare:
     """
 
     data: str = "sample"
-    """Feature file (.npz, .safetensors), folder of the authors' pickles, or `sample`, the one in this package."""
+    """Table, feature file (.npz, .safetensors), folder of the authors' pickles, or data in this package: sample,
+    strokes, intents."""
+    label: Annotated[str | None, default_is("label")] = None
+    """Of a table, the column of the labels."""
+    ignore: Columns = ()
+    """Of a table, columns of numbers that are no part of the vector."""
     shot: Counts = (1, 5)
     """Labelled examples per class: one comparison for each."""
     learner: Annotated[
@@ -56,7 +61,8 @@ class Compare:
         from metaleo.experiments.compare import Comparison, compare
 
         source = self.data if self.data in BUILTIN else str(Path(self.data).resolve())
-        plan = Comparison(source, self.shot, self.learner, self.way, self.steps, self.tasks, self.seed)
+        plan = Comparison(source, self.shot, self.learner, self.way, self.steps, self.tasks, self.seed,
+                          self.label, self.ignore)  # fmt: skip
         tables: list[RenderableType] = []
         results = compare(
             plan,

@@ -65,6 +65,8 @@ def as_flags(message: str, command: Any) -> str:
 
     `way=20` becomes `--way 20`, `resume=True` becomes `--resume`, and ``out=`` in backticks a flag without a value.
     """
+    if command is None:  # it could not be parsed
+        return message
     for name in flag_names(getattr(command, "what", command)):  # of `metaleo analyse`, the analysis
         flag = f"--{name.replace('_', '-')}"
         message = re.sub(rf"`{name}=`|\b{name}=True\b", flag, message)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from rich.console import RenderableType
 
-from metaleo.cli.common import Out, Switch, default_is, emit, make_table, progress, tell
+from metaleo.cli.common import Columns, Out, Switch, default_is, emit, make_table, progress, tell
 from metaleo.errors import needs_extra
 
 
@@ -28,6 +28,10 @@ class Search:
 
     data: str = "sample"
     """As in `metaleo train`."""
+    label: Annotated[str | None, default_is("label")] = None
+    """Of a table, the column of the labels."""
+    ignore: Columns = ()
+    """Of a table, columns of numbers that are no part of the vector."""
     learner: str = "leo"
     """Learner to search for (`metaleo list learners`)."""
     way: int = 5
@@ -75,10 +79,12 @@ class Search:
 
         at_once = self.trials if self.sampler == "random" else min(16, self.trials)
         batch = at_once if self.batch is None else self.batch
-        metaset = load_data(self.data)
+        metaset = load_data(self.data, self.label, self.ignore)
         train = resolve_config(
             metaset.dim,
             data=self.data,
+            label=self.label,
+            ignore=self.ignore,
             learner=self.learner,
             way=self.way,
             shot=self.shot,

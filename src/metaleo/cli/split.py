@@ -15,8 +15,8 @@ class Split:
     """Make a feature file of a table of your own, and choose which classes to learn from, to choose by and to test on.
 
     TABLE is as SUPPORT in `metaleo adapt`, vectors only. `metaleo train --data TABLE` does the same by itself, with
-    the column `label`, the column `split` (train, val or test; one for each class) if there is one, and else seed 0;
-    this is for other columns, seeds and shares, and it reads faster. Tasks of N classes need N classes in each split.
+    the column `split` (train, val or test; one for each class) if there is one, and else seed 0; this is for other
+    columns, seeds and shares, and it reads faster. Tasks of N classes need N classes in each split.
 
     Try:
       metaleo split sentences.csv --label intent --out features.safetensors
@@ -49,7 +49,7 @@ class Split:
 
     def run(self) -> None:
         from metaleo.data.feature_files import read_table, save_data
-        from metaleo.data.tables import to_metaset
+        from metaleo.data.tables import to_metaset, warn_of_oddities
         from metaleo.tasks.episodes import advice, check_enough
 
         check_new(self.out, self.overwrite, ".safetensors", ".npz")
@@ -66,6 +66,7 @@ class Split:
         elif self.again:
             table = dataclasses.replace(table, splits=None)
         metaset = to_metaset(table, self.seed, self.shares)
+        warn_of_oddities(table, self.table)
         save_data(metaset, self.out)
         try:
             check_enough(metaset, self.way)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from metaleo.cli.common import Switch, default_is, emit, progress, records, registry, tell, visible
+from metaleo.cli.common import Columns, Switch, default_is, emit, progress, records, registry, tell, visible
 from metaleo.config.presets import default_config, resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput, unknown_name
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from metaleo.data.metaset import MetaSet
     from metaleo.training.run import TrainingRun
 
-EVERYDAY = ("data", "way", "shot", "steps", "seed")
+EVERYDAY = ("data", "label", "ignore", "way", "shot", "steps", "seed")
 records[TrainConfig] = (*EVERYDAY, "structure", "hyper")
 records[Structure] = ("learner", "dim", "way", "noise", "tail")  # `--learner`, `--way`, and what the data decide
 records[HyperParams] = ()
@@ -47,6 +47,7 @@ class Train:
     Try:
       metaleo train --shot 5 --out runs/five-shot
       metaleo train --data my-vectors.csv --shot 5 --out runs/mine
+      metaleo train --data banking.csv --label category --ignore id --out runs/banking
       metaleo train --data features.npz --preset paper-mini-1shot --seeds 5
       metaleo train --learner meta-sgd --steps 5000
       metaleo train --problem sines-and-lines
@@ -54,8 +55,12 @@ class Train:
     """
 
     data: str = "sample"
-    """Table with a column `label` (.csv, .tsv, .parquet, a Hugging Face folder), feature file (.npz, .safetensors), a
+    """Table with a row per example (.csv, .tsv, .parquet, a Hugging Face folder), feature file (.npz, .safetensors), a
     folder of the authors' pickles, or data in this package: sample, strokes, intents."""
+    label: Annotated[str | None, default_is("label")] = None
+    """Of a table, the column of the labels."""
+    ignore: Columns = ()
+    """Of a table, columns of numbers that are no part of the vector."""
     learner: str = "leo"
     """What to meta-train: leo, meta-sgd, maml, prototypical, … (`metaleo list learners`)."""
     preset: Annotated[str | None, default_is("the one for this learner and shot")] = None
@@ -137,15 +142,14 @@ class Train:
         if self.resume:
             config = self.resumed()
             if config.data not in PROBLEMS:
-                metaset = load_data(config.data)
+                metaset = load_data(config.data, config.label, config.ignore)
         elif self.problem is not None:
-            unused = {"data": Train.data, "way": Train.way}
-            for name, default in unused.items():
-                if getattr(self, name) != default:
+            for name in ("data", "label", "ignore", "way"):
+                if getattr(self, name) != getattr(Train, name):
                     raise BadInput(f"--{name} means nothing to {self.problem}")
             config = self.resolve(1)
         else:
-            metaset = load_data(self.data)
+            metaset = load_data(self.data, self.label, self.ignore)
             config = self.resolve(metaset.dim)
             check_enough(metaset, config.way)
         kind = self.problem or f"{config.way}way-{config.shot}shot"

@@ -20,6 +20,10 @@ class TrainConfig:
 
     data: str = "sample"
     """Feature file, table, name of data in this package, or name of a problem."""
+    label: str | None = None
+    """Of a table, the column of the labels, if that is not `label`."""
+    ignore: tuple[str, ...] = ()
+    """Of a table, columns of numbers that are no part of the vector."""
     train_on: Literal["train", "train+val"] = "train"
     """Classes to learn from; train+val is the last stage of the paper's protocol."""
     way: int = 5
@@ -84,7 +88,10 @@ class TrainConfig:
         return f"{self.structure.learner}{own}, {self.kind}"
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """The fields; columns only if some were chosen, so that runs and studies of earlier versions go on."""
+        columns = {"label": self.label, "ignore": list(self.ignore)}
+        unused = [name for name, value in columns.items() if not value]
+        return {name: value for name, value in (dataclasses.asdict(self) | columns).items() if name not in unused}
 
     @classmethod
     def from_json(cls, values: Any) -> "TrainConfig":

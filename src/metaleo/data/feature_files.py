@@ -26,7 +26,18 @@ from metaleo._io.json_values import Label, convert, parse_json
 from metaleo.data.metaset import MetaSet
 from metaleo.data.safe_unpickling import FILES, read_folder
 from metaleo.data.splits import split_names
-from metaleo.data.tables import LABELS, SUFFIXES, Table, as_label, from_arrow, is_table, read_arrow, show, to_metaset
+from metaleo.data.tables import (
+    LABELS,
+    SUFFIXES,
+    Table,
+    as_label,
+    from_arrow,
+    is_table,
+    read_arrow,
+    show,
+    to_metaset,
+    warn_of_oddities,
+)
 from metaleo.errors import BadInput, one_line
 
 BUILTIN = {"sample": "miniimagenet.safetensors", "strokes": "strokes.npz", "intents": "intents.safetensors"}
@@ -38,13 +49,17 @@ NUMPY_TYPES = {
 }  # fmt: skip
 
 
-def load_data(source: str | Path) -> MetaSet:
+def load_data(source: str | Path, label: str | None = None, ignore: Sequence[str] = ()) -> MetaSet:
     """Read feature vectors, grouped by class.
+
+    Warns of columns that look like ids, and of rows that repeat.
 
     Args:
         source: A feature file (.npz, .safetensors), a table with a column `label` (.csv, .tsv, .parquet, or a folder
             that Hugging Face's save_to_disk wrote), a folder of the authors' embedding pickles, or the name of
             built-in data: sample, strokes or intents.
+        label: For a table, the column of the labels, if that is not `label`.
+        ignore: For a table, columns of numbers that are no part of the vector.
 
     Returns:
         The vectors by class; each class belongs to train, val or test.
@@ -52,19 +67,23 @@ def load_data(source: str | Path) -> MetaSet:
     Examples:
         >>> from metaleo import load_data
         >>> load_data("sample").describe()
-        '100 classes (64 train, 16 val, 20 test), 100 images each, 640 numbers per image'
+        '100 classes (64 train, 16 val, 20 test), 100 examples each, 640 numbers per example'
     """
+    path = Path(source)
+    if (label is not None or ignore) and not is_table(path):
+        raise BadInput(f"{source} is no table, so it has no columns to choose with `label=` or `ignore=`")
     if source in BUILTIN:
         return load_builtin(str(source))
-    path = Path(source)
     if path.suffix in READERS and path.is_file():
         return read_feature_file(path)
     if is_table(path) and path.exists():
-        table = read_table(path)
+        table = read_table(path, label, ignore)
         try:
-            return to_metaset(table)
+            metaset = to_metaset(table)
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
+        warn_of_oddities(table, path)
+        return metaset
     if path.is_dir():
         if any((path / name).is_file() for name in FILES.values()):
             return read_folder(path)

@@ -141,4 +141,4 @@ class MetaSet:
         """Return a one-line summary."""
         per_split = ", ".join(f"{self.splits.count(split)} {split}" for split in SPLITS)
         sizes = f"{self.counts.min()}-{self.counts.max()}" if np.ptp(self.counts) else str(self.counts.min())
-        return f"{len(self.counts)} classes ({per_split}), {sizes} images each, {self.dim} numbers per image"
+        return f"{len(self.counts)} classes ({per_split}), {sizes} examples each, {self.dim} numbers per example"

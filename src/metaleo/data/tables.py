@@ -5,12 +5,15 @@ stored in `beside`. The label is in the column `label` unless another is named; 
 """
 
 import dataclasses
-from collections.abc import Sequence
+import math
+import shlex
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32
 
 from metaleo.data.metaset import MetaSet
 from metaleo.data.splits import SHARES, Shares, split_names
@@ -225,13 +228,94 @@ def show(names: Sequence[str]) -> str:
     return ", ".join(map(str, names[:6])) + (f", … ({len(names)} in all)" if len(names) > 6 else "")
 
 
+# Rows that can be read, but look wrong
+
+
+def warn_of_oddities(table: Table, source: str | Path) -> None:
+    """Warn of columns that are hardly features and of rows that repeat, one line for each kind.
+
+    They spoil a classifier, and nothing else shows it.
+    """
+    for odd in (*strange_columns(table), *repeated_rows(table)):
+        warnings.warn(f"{source}: {odd}", stacklevel=3)
+
+
+def strange_columns(table: Table) -> Iterator[str]:
+    """Say which columns look like row numbers, or drown the others because a vector is scaled to length one."""
+    if not table.columns:
+        return
+    some = table.vectors[:ENOUGH_ROWS]
+    counters, large = look_like_ids(some), drown_the_others(some)
+    for found, what in (
+        (counters, "a different whole number in every row, as an id has"),
+        (large & ~counters, f"numbers {LARGER:,} times as large as the others'"),
+    ):
+        names = [name for name, strange in zip(table.columns, found, strict=True) if strange]
+        if names:
+            which = f"column {names[0]} has" if len(names) == 1 else f"columns {show(names)} have"
+            yield f"{which} {what}; if this is no feature, leave it out with `ignore=` {shlex.join(names)}"
+
+
+ENOUGH_ROWS = 10_000
+"""Rows from the start of a table that show what its columns are."""
+LARGER = 1000
+"""How many times as large as the others' the numbers of a column must be to be remarkable."""
+
+
+def look_like_ids(vectors: Float32[np.ndarray, "row dim"]) -> Bool[np.ndarray, " dim"]:
+    """Find columns of whole numbers of which none occurs twice, where that is hardly chance.
+
+    It is not where random numbers of the same range would hardly be in order, or hardly be all different; nor, from
+    ten rows on, where nearly all other columns hold fractions.
+    """
+    rows, dim = vectors.shape
+    whole = np.flatnonzero((vectors == np.round(vectors)).all(0))
+    found = np.zeros(dim, bool)
+    for column in whole:
+        own = vectors[:, column].astype(np.float64)
+        if len(np.unique(own)) < rows:
+            continue
+        steps = np.diff(own)
+        in_order = (steps > 0).all() or (steps < 0).all()
+        different = np.log1p(-np.arange(rows) / (np.ptp(own) + 1)).sum()
+        chance = min(math.log(2) - math.lgamma(rows + 1) if in_order else 0, different)
+        among_fractions = rows >= 10 and len(whole) <= max(2, dim // 10)
+        found[column] = among_fractions or len(whole) * math.exp(chance) < 0.02
+    return found
+
+
+def drown_the_others(vectors: Float32[np.ndarray, "row dim"]) -> Bool[np.ndarray, " dim"]:
+    """Find columns whose typical size is beyond `LARGER` times that of a typical column; zeros do not count."""
+    sizes = np.array([np.median(np.abs(own[own != 0])) if own.any() else 0 for own in vectors.T])
+    if np.count_nonzero(sizes) < 3:
+        return np.zeros(len(sizes), bool)
+    return sizes > LARGER * np.median(sizes[sizes > 0])
+
+
+def repeated_rows(table: Table) -> Iterator[str]:
+    """Say which rows with a label have the vector of an earlier one, with the same label or with another."""
+    first: dict[int, int] = {}
+    again, contrary = [], []
+    for row, label in enumerate(table.labels or ()):
+        if not label:
+            continue
+        before = first.setdefault(hash(table.vectors[row].tobytes()), row)
+        if before != row:
+            (again if label == table.labels[before] else contrary).append((before, row))
+    for pairs, what in ((again, "repeat an earlier row"), (contrary, "repeat an earlier row under another label")):
+        if pairs:
+            before, row = pairs[0]
+            total = len(table.vectors)
+            yield f"{len(pairs):,} of {total:,} rows {what}; the first is row {row + 1}, as row {before + 1}"
+
+
 def to_metaset(table: Table, seed: int = 0, shares: Shares = SHARES) -> MetaSet:
     """Group the labelled rows by class; classes are split by the column `split` or, without one, at random."""
     known = table.labelled()
     if table.images is not None:
         raise BadInput("it holds images, and vectors are needed, which `metaleo embed` makes of class folders")
     if table.labels is None:
-        raise BadInput("there is no column `label`; name the one that holds the classes with `metaleo split --label`")
+        raise BadInput("there is no column `label`; name the one that holds the classes with `label=`")
     if not known.labels:
         raise BadInput("no row has a label")
     labels = np.array(

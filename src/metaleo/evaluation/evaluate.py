@@ -20,6 +20,7 @@ from metaleo._io.files import atomic_write, write_csv
 from metaleo._jax.devices import AXIS, can_share, fits_on_device, jit, on_each_device, replicate
 from metaleo.checkpoints import Candidate
 from metaleo.data.feature_files import load_data
+from metaleo.data.tables import is_table
 from metaleo.engines import Engine, choose_engine
 from metaleo.errors import BadInput, require_seed
 from metaleo.learners.base import HyperParams, Learner
@@ -289,7 +290,8 @@ def load_score(path: Path, seed: int, tasks: int) -> Score | None:
 class TaskSuite:
     """The tasks on which models are tested, the same for every model.
 
-    Data (or problem), way and shot default to those that the models were trained with.
+    Data (or problem), way and shot default to those that the models were trained with. A table is read as in training:
+    with the same column of labels, and the same columns left out.
     """
 
     def __init__(
@@ -312,8 +314,18 @@ class TaskSuite:
         self.data = data or first.setting("data")
         self.way = first.setting("way") if way is None else way
         self.shot = first.setting("shot") if shot is None else shot
-        self.metaset = None if self.problem else load_data(self.data)
+        self.metaset = None if self.problem else load_data(self.data, *self.columns(candidates))
         self._rows: dict[bool, Rows] = {}
+
+    def columns(self, candidates: Sequence[Candidate]) -> tuple[str | None, tuple[str, ...]]:
+        """The column of labels and the ignored ones of a table, as the models were trained; else nothing."""
+        if not is_table(Path(self.data)):
+            return None, ()
+        configs = [one.model.header.get("config", {}) for one in candidates]
+        found = {(own.get("label"), tuple(own.get("ignore", ()))) for own in configs}
+        if len(found) > 1:
+            raise BadInput("the runs were trained on different columns (`label=`, `ignore=`); test them one by one")
+        return found.pop()
 
     def refuse_for_problem(self, argument: str) -> None:
         if self.problem:

@@ -51,13 +51,15 @@ class Comparison:
     """The learners to compare, and the data and tasks to compare them on.
 
     Attributes:
-        data: Feature file, or name of data in the package.
+        data: Feature file, table, or name of data in the package.
         shots: Numbers of labelled examples per class; one table for each.
         learners: Names of learners in `LEARNERS`.
         way: Classes per task.
         steps: Maximum meta-steps of each learner.
         tasks: Test tasks, the same for every learner.
         seed: Seed of all randomness.
+        label: For a table, the column of the labels, if that is not `label`.
+        ignore: For a table, columns of numbers that are no part of the vector.
 
     Examples:
         >>> from metaleo import Comparison
@@ -72,6 +74,8 @@ class Comparison:
     steps: int = 100_000
     tasks: int = 10_000
     seed: int = 0
+    label: str | None = None
+    ignore: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str:
@@ -84,6 +88,8 @@ class Comparison:
         words += ["--shot", *map(str, self.shots)]
         for name in ("way", "steps", "tasks", "seed"):
             words += [f"--{name}", str(getattr(self, name))]
+        words += [] if self.label is None else ["--label", self.label]
+        words += ["--ignore", *self.ignore] if self.ignore else []
         return shlex.join(words)
 
     def check(self, metaset: MetaSet) -> None:
@@ -106,14 +112,12 @@ class Comparison:
 
     def config(self, learner: str, shot: int, dim: int) -> TrainConfig:
         """A learner's configuration: its preset for this shot, or zero steps if it needs no training."""
+        shared: dict[str, Any] = {name: getattr(self, name) for name in ("data", "label", "ignore", "way", "seed")}
         if learner in UNTRAINED:
             structure = Structure(learner=learner, dim=dim, way=self.way)
-            return TrainConfig(self.data, way=self.way, shot=shot, steps=0, seed=self.seed, structure=structure)
+            return TrainConfig(**shared, shot=shot, steps=0, structure=structure)
         every = max(1, min(TrainConfig.validate_every, self.steps // VALIDATIONS))
-        return resolve_config(
-            dim, data=self.data, learner=learner, way=self.way, shot=shot, steps=self.steps, seed=self.seed,
-            validate_every=every,
-        )  # fmt: skip
+        return resolve_config(dim, **shared, learner=learner, shot=shot, steps=self.steps, validate_every=every)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +177,7 @@ def compare(
     folder = Path(out)
     if jax.process_count() > 1:
         raise BadInput("compare runs on one host; start it without JAX_COORDINATOR_ADDRESS")
-    metaset = load_data(plan.data)
+    metaset = load_data(plan.data, plan.label, plan.ignore)
     plan.check(metaset)
     jobs = {
         folder / f"{shot}shot" / learner: plan.config(learner, shot, metaset.dim)
@@ -237,6 +241,8 @@ def run_jobs(
 def claim_folder(folder: Path, settings: dict[str, Any], overwrite: bool) -> None:
     """Write the settings; raise `BadInput` if the folder has others. Learners and shots may be added later."""
     path = folder / "compare.json"
+    settings = {name: value for name, value in settings.items() if value not in (None, ())}
+    settings = json.loads(json.dumps(settings))  # as it will be read
     if overwrite:
         require_ours(folder, path.name)
     elif not is_free(folder):
@@ -252,11 +258,10 @@ def claim_folder(folder: Path, settings: dict[str, Any], overwrite: bool) -> Non
 
 def refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any], free: set[str]) -> None:
     """Raise `BadInput` if settings other than those in `free` differ: their results must not be mixed."""
-    for name in now:
-        if name not in free and before.get(name) != now[name]:
-            what = (
-                "the features are not the same" if name == "checksum" else f"{name} {before.get(name)}, not {now[name]}"
-            )
+    for name in {**now, **before}:
+        if name not in free and before.get(name) != now.get(name):
+            differs = f"{name} {before.get(name)}, not {now.get(name)}"
+            what = "the features are not the same" if name == "checksum" else differs
             raise BadInput(
                 f"{folder} was made with other settings ({what}); replace the comparison with overwrite=True"
             )

@@ -94,7 +94,7 @@ class TrainingRun:
             tasks = PROBLEMS[config.data](config.shot, config.query)
             training, validation = tasks, tasks  # an endless stream, with separate keys for each
         else:
-            metaset = load_data(config.data) if metaset is None else metaset
+            metaset = load_data(config.data, config.label, config.ignore) if metaset is None else metaset
             training, validation = self.episodes(metaset)
             self.class_names = metaset.subset(config.train_on).class_names
         self.training, self.validation = replicate((training, validation))
