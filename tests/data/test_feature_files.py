@@ -11,6 +11,7 @@ from helpers.disks import files_no_larger_than
 from helpers.small import message
 from metaleo.data import MetaSet, load_data, save_data
 from metaleo.data.splits import split_classes, split_names
+from metaleo.data.tables import Table, to_metaset
 
 SUFFIXES = ("npz", "safetensors")
 NAMES = ("dog", "ant", "cat", "bee")
@@ -424,3 +425,48 @@ def test_folders_are_made(path):
     save_data(balanced(), deep)
     assert os.listdir(deep.parent) == [path.name]
     assert_same(load_data(deep), balanced())
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"scale": np.array(["a", "b", "c", "d", "e"])}, "`scale` must be numbers"),
+        ({"scale": np.ones(5) * 1j}, "`scale` must be numbers"),
+        ({"class_names": np.array(["2020"] * 4, "M8[D]")}, "`class_names` must be names or numbers"),
+    ],
+)
+def test_fields_of_another_kind(tmp_path, fields, expected):
+    np.savez(tmp_path / "a.npz", features=some_features(4, 3, 5), **fields)
+    assert expected in message(lambda: load_data(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize("names", [["a", ["b"], "c", "d"], "abcd", {"a": 1}, [None] * 4, [float("nan")] * 4, 4])
+def test_names_of_another_kind_in_json(tmp_path, names):
+    path = tmp_path / "a.safetensors"
+    header = {"class_names": json.dumps(names), "split": json.dumps(SPLITS)}
+    safetensors.numpy.save_file({"features": some_features(4, 3, 5)}, path, header)
+    assert "`class_names`" in message(lambda: load_data(path))
+
+
+def test_numbers_too_large_for_single_precision(tmp_path):
+    np.savez(
+        tmp_path / "a.npz", features=np.full((4, 3, 5), 1e300), class_names=np.array(NAMES), split=np.array(SPLITS)
+    )
+    assert "hold NaN or Inf" in message(lambda: load_data(tmp_path / "a.npz"))
+
+
+def test_names_that_differ_in_a_nul_alone(tmp_path):
+    """NumPy's own strings lose it."""
+    table = Table(np.ones((6, 2), np.float32), ["a", "a\0", "b"] * 2, ["train", "val", "test"] * 2)
+    metaset = to_metaset(table)
+    assert metaset.class_names == ("a", "a\0", "b")
+    save_data(metaset, tmp_path / "a.safetensors")
+    assert load_data(tmp_path / "a.safetensors").class_names == metaset.class_names
+    assert "NUL" in message(lambda: save_data(metaset, tmp_path / "a.npz"))
+
+
+def test_one_long_label_does_not_make_all_long():
+    """As an array of NumPy's strings these would be 400 gigabytes."""
+    count = 100_000
+    metaset = to_metaset(Table(np.ones((count, 1), np.float32), ["a" * 10**6, *["b"] * (count - 1)], ["train"] * count))
+    assert metaset.counts.tolist() == [1, count - 1]

@@ -305,3 +305,66 @@ def test_fields_outside_of_the_array(tmp_path):
     program = f"import pathlib, metaleo.data.safe_unpickling as p; p.read_file(pathlib.Path({str(path)!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "BadInput" in done.stderr, f"it ended with {done.returncode}"
+
+
+# Pickles that would take all memory or all time; in a process of their own, under a limit of both.
+
+SHARED = b"]q\x00" + b"".join(b"](h\x00h\x00eq\x00" for _ in range(60))  # 2 ** 60 lists, of 60
+TUPLES = b"K\x00q\x00" + b"".join(b"h\x00h\x00\x86q\x000" for _ in range(60)) + b"h\x00"
+NEST = b"]" * 200_000 + b"a" * 199_999
+TEXT = py2_string(b"x" * 10_000_000) + b"q\x010"
+ENCODED = b"](" + (b"c_codecs\nencode\nh\x01U\x06latin1\x86R") * 1000 + b"e"
+BOMBS = {
+    "an index of the memo": b"Nr\xff\xff\xff\x7f",
+    "a bytearray": b"\x96" + struct.pack("<Q", 2**35),
+    "shared lists as keys": mapping(keys=SHARED, embeddings=b"N"),
+    "shared lists as embeddings": mapping(keys=b"]", embeddings=SHARED),
+    "tuples as a key": b"}" + TUPLES + b"Ns",
+    "a set of tuples": b"\x8f(" + TUPLES + b"\x90",
+    "nested lists": mapping(keys=NEST, embeddings=b"N"),
+    "a text encoded again and again": TEXT + mapping(keys=ENCODED, embeddings=b"N"),
+    "a long number": b"\x8b" + struct.pack("<i", 3_000_000) + b"\x7f" * 3_000_000,
+}
+
+
+@pytest.mark.parametrize("reader", ["metaleo.data.safe_unpickling.read_file", "metaleo.features.pickled.read_pickle"])
+def test_bombs(tmp_path, reader):
+    """All in one process, which has a gigabyte and a minute."""
+    for number, content in enumerate(BOMBS.values()):
+        (tmp_path / f"{number}.pkl").write_bytes(pickled(content))
+    module, _, name = reader.rpartition(".")
+    program = f"""
+import pathlib, resource, {module}
+size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 2**30,) * 2)
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+for path in sorted(pathlib.Path({str(tmp_path)!r}).iterdir()):
+    try:
+        {module}.{name}(path)
+        print(path.stem, "harmless")
+    except {module}.BadInput as error:
+        print(path.stem, "refused", error)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print("most", peak)
+"""
+    before = "import resource, metaleo.features.pickled; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    base = int(subprocess.run([sys.executable, "-c", before], capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    *lines, most = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [str(number) for number in range(len(BOMBS))], done
+    assert all(line.split()[1] == "refused" for line in lines[1:]), done  # the first may be None
+    assert int(most.split()[1]) < base + 200_000  # kilobytes
+
+
+def test_stand_ins_cannot_be_changed(tmp_path):
+    path = tmp_path / "train_embeddings.pkl"
+    for target in (b"c_codecs\nencode\n", b"cnumpy.core.multiarray\n_reconstruct\n", b"cnumpy\ndtype\n"):
+        changes = b"}" + string("__defaults__") + sequence(integer(1)) + b"s"
+        path.write_bytes(pickled(target + b"N" + changes + b"\x86b"))
+        assert "it changes what is no array" in message(lambda: read_file(path))
+
+
+def test_one_line_of_a_name_of_two(tmp_path):
+    path = tmp_path / "train_embeddings.pkl"
+    path.write_bytes(b"\x80\x04" + string("os\nx") + string("a\n" * 1000) + b"\x93.")
+    assert len(message(lambda: read_file(path))) < 400

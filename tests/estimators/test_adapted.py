@@ -254,6 +254,12 @@ def damaged(tmp_path, **changes):
         ({"classes": ["a", "b"]}, "is a damaged task file (3 counts do not go with 2 classes)"),
         ({"structure": {"dim": 9}}, "does not fit"),
         ({"kind": "state"}, "is not a task file"),
+        ({"classes": [["a"], "b", "c"]}, "is a damaged task file (classes.0 should be"),
+        ({"temperature": float("nan")}, "temperature should be a finite number"),
+        ({"temperature": 0}, "temperature=0.0 must be at least"),
+        ({"about": {"rows": 2**40, "examples": [1, 1, 1]}}, "rows=1099511627776 must be at most"),
+        ({"about": {"rows": 8, "examples": [1, 1, 1], "columns": "ab"}}, "about.columns should be a list"),
+        ({"structure": {"dim": 8, "finetune_steps": 2**32}}, "finetune_steps=4294967296 must be at most"),
         ({"format": 99}, "has format 99"),
     ],
 )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import message
 from metaleo.errors import BadInput
 from metaleo.features.backbone import Moments, Norm, Pass, pool
 from metaleo.features.backbone_files import TrainedBackbone, blank, load_backbone, save_backbone
@@ -171,3 +172,24 @@ def test_other_files_are_refused(tmp_path):
         load_backbone(tmp_path)
     with pytest.raises(BadInput, match="unknown backbone 'resnet'; known are wrn-28-10"):
         find_architecture("resnet")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"architecture": "x"}, "architecture should be an object"),
+        ({"architecture": {"kind": "vgg"}}, "architecture.kind should be one of wrn, conv4"),
+        ({"architecture": {"strides": [1, 2]}}, "architecture.strides should be a list"),
+        ({"architecture": {"depth": 2**32}}, "depth=4294967296 must be at most"),
+        ({"architecture": {"kind": "conv4", "width": 0, "layer": 4}}, "width=0 must be at least 1"),
+        ({"architecture": {"layer": 20}}, "layer=20 is none of the network's"),
+        ({"config": {"images": "x", "recipe": {"mirrors": "yes"}}}, "config.recipe.mirrors should be true or false"),
+        ({"image_side": 10**6}, "image_side=1000000 must be at most"),
+        ({"drawings": "no"}, "drawings should be true or false"),
+    ],
+)
+def test_damaged_headers(tmp_path, change, expected):
+    save_backbone(tmp_path / "network.safetensors", blank(SMALL), SMALL, change)
+    text = message(lambda: load_backbone(tmp_path))
+    assert expected in text
+    assert "is a damaged network file" in text

@@ -411,6 +411,11 @@ def test_cifar_pickles(cifar, tmp_path, protocol):
         (folder / part).write_bytes(pickle.dumps(fields, protocol))
     (folder / "meta").touch()
     assert_cifar(open_images(f"{cifar}:{tmp_path}"), cifar)
+    fields = {"data": planes(pixels[:2]), "fine_labels": [0, -1]}
+    (folder / "train").write_bytes(pickle.dumps(fields))
+    assert "label -1 is none of CIFAR-100's" in message(lambda: open_images(f"{cifar}:{tmp_path}"))
+    (folder / "train").write_bytes(pickle.dumps(fields | {"fine_labels": [0]}))
+    assert "has 2 images of uint8, but 1 labels" in message(lambda: open_images(f"{cifar}:{tmp_path}"))
     (folder / "train").write_bytes(pickle.dumps({"data": 1}))
     assert "is not a file of CIFAR-100's Python version; get CIFAR-100" in message(
         lambda: open_images(f"{cifar}:{tmp_path}")

@@ -50,6 +50,16 @@ def test_normalise_gives_unit_rows(shape):
     np.testing.assert_allclose(unit * jnp.linalg.norm(vectors, axis=-1, keepdims=True), vectors, rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-7, 1e-20, 2e-38, 1e13, 1e25])
+def test_normalise_takes_rows_of_any_size(size):
+    """Squares of these would vanish or overflow."""
+    rows = np.array([[3, 4, 0], [0, 0, -5]], np.float32) / 5
+    np.testing.assert_allclose(normalise(rows * np.float32(size)), rows, rtol=1e-6)
+    jacobian = jax.jacobian(normalise)(jnp.asarray(rows[0] * np.float32(size)))
+    expected = (np.eye(3) - np.outer(rows[0], rows[0])) / size  # of x / |x|
+    np.testing.assert_allclose(np.asarray(jacobian, np.float64) * size, expected * size, atol=1e-5)
+
+
 def test_normalise_keeps_zeros_and_their_gradient_finite():
     zeros = jnp.zeros((2, 3))
     np.testing.assert_array_equal(normalise(zeros), np.zeros((2, 3)))

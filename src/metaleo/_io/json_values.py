@@ -67,7 +67,7 @@ class Header(TypedDict, total=False):
     validation_loss: float
     classes: list[Label]
     temperature: float
-    temperatures: list[tuple[float, float]]
+    temperatures: list[tuple[float, float]] | None
     network: str | None
     views: Literal["centre", "multi"]
     drawings: bool
@@ -123,9 +123,12 @@ def convert(kind: Any, value: Any, name: str) -> Any:
 
 
 def convert_union(kind: Any, value: Any, name: str) -> Any:
-    for each in get_args(kind):
+    members = [each for each in get_args(kind) if (get_origin(each) or each) in WORDS]  # arrays are not from JSON
+    for each in members:
         with contextlib.suppress(BadInput):
             return convert(each, value, name)
+    if len(members) == 2 and members[1] is types.NoneType:
+        return convert(members[0], value, name)  # says which part of it is wrong
     raise BadInput(f"{name} should be {describe(kind)}, not {reprlib.repr(value)}")
 
 
@@ -152,14 +155,18 @@ def convert_mapping(kind: Any, value: Mapping[str, Any], name: str) -> Any:
     return found
 
 
+WORDS = {
+    int: "a whole number", float: "a finite number", str: "a text", bool: "true or false", types.NoneType: "null",
+    list: "a list", tuple: "a list", dict: "an object",
+}  # fmt: skip
+
+
 def describe(kind: Any) -> str:
-    words = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
-    words |= {types.NoneType: "null", list: "a list", tuple: "a list", dict: "an object"}
     if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe(each) for each in get_args(kind) if each in words))
+        return " or ".join(describe(each) for each in get_args(kind))
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
-    return words.get(get_origin(kind) or kind, "an object")
+    return WORDS.get(get_origin(kind) or kind, "an object")
 
 
 def check_bounds(values: Mapping[str, Any], record: str) -> None:

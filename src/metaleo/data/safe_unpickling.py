@@ -59,6 +59,7 @@ class ArrayUnpickler(pickle._Unpickler):
         return PickledArray()
 
     def filled_array(self, content: Any, kind: "PickledDtype", shape: tuple, order: str) -> "PickledArray":
+        content = self.encode_latin1(content, "") if isinstance(content, str) else content  # as Python 2 wrote it
         array = PickledArray()
         array.values = np.frombuffer(content, kind.dtype).reshape(shape, order="F" if order == "F" else "C")
         return array
@@ -74,7 +75,6 @@ class ArrayUnpickler(pickle._Unpickler):
         match self.stack[-1]:
             case PickledArray() as array:
                 _, shape, kind, fortran, content = state
-                content = self.encode_latin1(content, "") if isinstance(content, str) else content  # from Python 2
                 self.stack[-1] = self.filled_array(content, kind, shape, "F" if fortran else "C")
                 array.values = self.stack[-1].values  # the memo may know it already
             case PickledDtype() as kind:

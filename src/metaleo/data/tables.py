@@ -164,7 +164,8 @@ def from_arrow(table: Any, label: str | None, ignore: Sequence[str]) -> Table:
         vectors = from_lists(table[lists[0]].to_pylist(), lists[0])
     elif numbers:
         columns = [table[name].to_numpy(zero_copy_only=False) for name in numbers]
-        vectors = np.stack([column.astype(np.float32) for column in columns], axis=1)
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes Inf, and is found below
+            vectors = np.stack([column.astype(np.float32) for column in columns], axis=1)
     else:
         raise BadInput(f"no column holds numbers; there are {show(names)}")
     bad = np.argwhere(~np.isfinite(vectors))

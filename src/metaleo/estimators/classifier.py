@@ -60,7 +60,10 @@ class AdaptedClassifier:
             some = rows[start : start + AT_ONCE]
             inputs = as_inputs(pad(some, padded_length(len(some))), self.structure)
             found.append(np.asarray(apply_head(self.head, inputs))[: len(some)])
-        return np.concatenate(found) / self.temperature
+        logits = np.concatenate(found) / self.temperature
+        if not np.isfinite(logits).all():
+            raise BadInput("the classifier's answers are not finite: its weights, or these rows, are too large")
+        return logits
 
     def probabilities(self, rows: Float[np.ndarray, "query dim"]) -> Float[np.ndarray, "query way"]:
         """The calibrated probability of each class."""

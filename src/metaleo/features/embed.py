@@ -101,7 +101,10 @@ def embed_slab(
         pixels, batch_key = padded(batch, size), jax.random.fold_in(key, start)
         found = embed_batch(file.trained, pixels, batch_key, file.architecture, taps, views, flat, file.mirrors)
         for part, values in zip(parts, found, strict=True):
-            part.append(np.asarray(values)[: len(batch)].astype(np.float16))
+            with np.errstate(over="ignore", invalid="ignore"):
+                part.append(np.asarray(values)[: len(batch)].astype(np.float16))
+            if not np.isfinite(part[-1]).all():
+                raise BadInput("the network's features are not finite, or too large: its file may be damaged")
     return [np.concatenate(part) for part in parts]
 
 

@@ -149,4 +149,8 @@ def normalise(vectors: Float[Array | np.ndarray, "*batch dim"]) -> Float[Array, 
     """
     vectors = jnp.asarray(vectors)
     squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vectors), axis=-1, keepdims=True))
+    extreme = ((squares < 1e-12) | (squares > 1e24)) & (largest >= jnp.finfo(vectors.dtype).tiny)
+    vectors /= jnp.where(extreme, largest, 1)  # so that no square vanishes or overflows; others stay as they are
+    squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
