@@ -190,6 +190,15 @@ def api_page(run, folder):
     assert "::: metaleo.learners.leo.LEO\n" in (folder / "api.md").read_text("utf-8")
 
 
+@case("tools/choose_untrained.py")
+def choose_untrained(run, _):
+    found = json.loads(run("--tasks 2 --shots 1"))["learners"]
+    assert {"nearest-centroid", "cl2n", "logistic-regression, C = 3"} < set(found)
+    (row,) = found["cl2n"]["shots"]
+    assert 1 / 20 <= row["temperature"] <= 20
+    assert row["sample"]["accuracy"] == row["sample, as it is"]["accuracy"]
+
+
 @case("tools/files_on_the_path.py")
 def files_on_the_path(run, folder):
     """A third fewer than before there were rooms: 19."""
