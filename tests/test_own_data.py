@@ -1,6 +1,7 @@
 """Data of one's own on the command line: adapt, predict, split, train, info; and one line for every mistake."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -21,9 +22,11 @@ from helpers.tables import write_dataset
 from metaleo._io.files import write_text
 from metaleo.checkpoints import load_model, save_model
 from metaleo.cli import main
+from metaleo.cli.common import emit, evaluation_table
 from metaleo.data import load_data, save_data
 from metaleo.estimators.classifier import adapt, load_task
 from metaleo.estimators.examples import read_examples
+from metaleo.evaluation.evaluate import Evaluation
 from metaleo.features.backbone_files import TrainedBackbone, blank, load_backbone, save_backbone
 from metaleo.features.embed import embed_slab
 from metaleo.features.images import decode
@@ -373,7 +376,23 @@ def test_train_on_a_table(here, capsys, monkeypatch):
     assert len(header["classes"]) == 6
     made = told(capsys, "adapt", "mine", "support.csv")
     assert made["temperature"] != 1
+    (found,) = told(capsys, "evaluate", "mine", "--tasks", "4", "--shot", "2")["models"]
+    assert found["temperature"] == dict(header["temperatures"])[2]
+    assert found["calibrated_nll"] != found["nll"]
+    assert list(found).index("calibrated_error") < list(found).index("calibration_error")
     assert "temperature" in told(capsys, "info", "mine")[0]
+
+
+def test_what_predictions_use_stands_first(capsys):
+    plain = Evaluation(0.6, 0.01, 1.2, 0.02, 0.45, tasks=10)
+    both = dataclasses.replace(plain, temperature=0.5, calibrated_nll=0.9, calibrated_nll_interval=0.02,
+                               calibrated_error=0.017)  # fmt: skip
+    emit({}, False, *evaluation_table({"both": both, "plain": plain}))
+    (first, second) = capsys.readouterr().out.splitlines()[-2:]
+    assert first.split()[-10:] == ["0.900", "±", "0.020", "1.7", "%", "1.200", "±", "0.020", "45.0", "%"]
+    assert second.split()[-4:] == ["45.0", "%", "–", "–"]
+    emit({}, False, *evaluation_table({"plain": plain}))
+    assert "before" not in capsys.readouterr().out
 
 
 def test_a_table_that_cannot_be_trained_on(here, capsys):
@@ -405,10 +424,9 @@ def test_columns_are_chosen_for_a_run_once(numbered, capsys, monkeypatch):
     config = told(capsys, "train", "--data", "numbered.csv", *columns, *flags, "--out", "mine")["config"]
     assert (config["label"], config["ignore"], config["structure"]["dim"]) == ("category", ["id"], DIM)
     assert told(capsys, "train", "--resume", "--out", "mine", "--steps", "6")["seeds"][0]["step"] == 6
-    found = told(capsys, "evaluate", "mine", "--tasks", "2")
     numbered.rename("moved.csv")
-    assert told(capsys, "evaluate", "mine", "--tasks", "2", "--data", "moved.csv")["models"] == found["models"]
-    learners = ["--learner", "cl2n", "nearest-centroid", "--way", "3", "--shot", "1", "--tasks", "2"]
+    assert told(capsys, "evaluate", "mine", "--tasks", "2", "--data", "moved.csv")["models"][0]["tasks"] == 2
+    learners = ["--learner", "cl2n", "--way", "3", "--shot", "1", "--tasks", "2"]
     main(["compare", "--data", "moved.csv", *columns, *learners, "--out", "versus"])
     settings = json.loads(Path("versus/compare.json").read_text())
     assert (settings["label"], settings["ignore"]) == ("category", ["id"])
@@ -555,7 +573,9 @@ def test_nothing_else_is_overwritten_by_a_task(here, capsys):
 
 def test_probabilities_without_a_temperature_say_so(here, task, capsys):
     assert told(capsys, "predict", task, "query.csv")["calibrated"]
-    main(["adapt", "nearest-centroid", "support.csv", "-o", "plain.safetensors"])
+    model = make_model("prototypical")
+    save_model(here / "plain/model.safetensors", model.learner, model.structure, {"seed": 0})
+    main(["adapt", "plain", "support.csv", "-o", "plain.safetensors"])
     main(["predict", "plain.safetensors", "query.csv"])
     assert "not calibrated" in capsys.readouterr().err
 

@@ -193,9 +193,17 @@ def api_page(run, folder):
 @case("tools/make_cli_page.py")
 def cli_page(run, folder):
     run("--out cli.md")
-    assert "| `--keep-prob` | p_keep: probability that dropout keeps a feature. | `0.609` |" in (
-        folder / "cli.md"
-    ).read_text("utf-8")
+    text = (folder / "cli.md").read_text("utf-8")
+    assert "| `--keep-prob` | p_keep: probability that dropout keeps a feature. | `0.609` |" in text
+
+
+@case("tools/choose_untrained.py")
+def choose_untrained(run, _):
+    found = json.loads(run("--tasks 2 --shots 1"))["learners"]
+    assert {"nearest-centroid", "cl2n", "logistic-regression, C = 3"} < set(found)
+    (row,) = found["cl2n"]["shots"]
+    assert 1 / 20 <= row["temperature"] <= 20
+    assert row["sample"]["accuracy"] == row["sample, as it is"]["accuracy"]
 
 
 @case("tools/files_on_the_path.py")

@@ -14,7 +14,7 @@ from metaleo._io.files import damaged, load_tree, read_header, save_tree
 from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput
 from metaleo.learners.base import Learner
-from metaleo.learners.registry import UNTRAINED, Structure
+from metaleo.learners.registry import UNTRAINED, UNTRAINED_TEMPERATURES, Structure
 
 BUILTIN_MODELS = ("miniimagenet", "intents", "omniglot", "sines-and-lines")
 """Names of the trained models in this package."""
@@ -139,7 +139,8 @@ def find_model(model: str | Path, dim: int | None = None) -> TrainedModel:
         if dim is None:
             raise BadInput(f"{model} is for rows of any length, but of which one is not known yet")
         structure = Structure(learner=str(model), dim=dim)
-        return TrainedModel(structure.init(jax.random.key(0)), structure, {"kind": "model"})
+        header = {"kind": "model", "temperatures": UNTRAINED_TEMPERATURES[str(model)]}
+        return TrainedModel(structure.init(jax.random.key(0)), structure, header)
     path = model_paths(Path(model))[0]
     found = load_cached(path, path.stat().st_mtime_ns)
     if found.structure.noise is not None:

@@ -16,6 +16,7 @@ from metaleo.evaluation.evaluate import (
     score_tasks,
     summarise,
 )
+from metaleo.learners import NearestCentroid
 from metaleo.tasks import Episodes
 from metaleo.tasks.task import labelled
 
@@ -84,6 +85,19 @@ def test_calibration_error_by_hand():
     scores = Score(jnp.array([2 / 3]), jnp.array([0.5]), jax.tree.map(lambda leaf: leaf[None], calibration))
     expected = (abs(1 - 2 * 0.9) + abs(1 - 0.6)) / 3
     np.testing.assert_allclose(summarise(scores).calibration_error, expected, rtol=1e-5)
+
+
+def test_the_temperature_divides_the_logits(episodes):
+    """A learner at temperature 2 is as sure as one half as sharp; without one there is nothing to report."""
+    tempered = score_learner(NearestCentroid(10.0), episodes, seed=0, num_tasks=5, temperature=2.0)
+    calm = score_learner(NearestCentroid(5.0), episodes, seed=0, num_tasks=5)
+    found, expected = summarise(tempered, 2.0), summarise(calm)
+    assert found.temperature == 2.0
+    assert found.calibrated_nll == pytest.approx(expected.nll, rel=1e-5)
+    assert found.calibrated_nll_interval == pytest.approx(expected.nll_interval, rel=1e-4)
+    assert found.calibrated_error == pytest.approx(expected.calibration_error, rel=1e-4)
+    assert found.nll == pytest.approx(summarise(score_learner(NearestCentroid(10.0), episodes, 0, 5)).nll, rel=1e-5)
+    assert expected.temperature is expected.calibrated_nll is expected.calibrated_error is None
 
 
 def test_interval_by_hand():

@@ -154,19 +154,22 @@ def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def evaluation_table(evaluations: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Accuracy, NLL and calibration of each model; over several seeds, also their mean."""
-    yield make_table(
-        ("", "accuracy (95 %)", "NLL", "calibration error"),
-        [
-            (
-                name,
-                f"{100 * found.accuracy:.2f} ± {100 * found.accuracy_interval:.2f} %",
-                f"{found.nll:.3f} ± {found.nll_interval:.3f}",
-                f"{100 * found.calibration_error:.1f} %",
-            )
-            for name, found in evaluations.items()
-        ],
-    )
+    """Accuracy, NLL and calibration of each model; over several seeds, also their mean.
+
+    Of models with a temperature: with it, as in all predictions, and then without.
+    """
+    headings, rows = ["", "accuracy (95 %)", "NLL", "calibration error"], []
+    both = any(found.temperature is not None for found in evaluations.values())
+    for name, found in evaluations.items():
+        cells = [name, f"{100 * found.accuracy:.2f} ± {100 * found.accuracy_interval:.2f} %"]
+        plain = [f"{found.nll:.3f} ± {found.nll_interval:.3f}", f"{100 * found.calibration_error:.1f} %"]
+        if found.temperature is not None:
+            cells += [f"{found.calibrated_nll:.3f} ± {found.calibrated_nll_interval:.3f}"]
+            cells += [f"{100 * found.calibrated_error:.1f} %", *plain]
+        else:
+            cells += [*plain, *(["–", "–"] if both else [])]
+        rows.append(cells)
+    yield make_table([*headings, *(["before temperature:\nNLL", "\nerror"] if both else [])], rows)
     if len(evaluations) > 1 and all(name.startswith("seed ") for name in evaluations):
         accuracies = [100 * found.accuracy for found in evaluations.values()]
         mean, deviation = statistics.mean(accuracies), statistics.stdev(accuracies)

@@ -77,6 +77,7 @@ class Compare:
 def comparison_table(plan: "Comparison", shot: int, rows: "list[ComparisonRow]") -> tuple[RenderableType, ...]:
     from metaleo.experiments.compare import cells, columns
 
-    title = f"{plan.way}-way {shot}-shot, the same {plan.tasks:,} test tasks (±: 95 %; ECE: calibration error)"
+    title = f"{plan.way}-way {shot}-shot, the same {plan.tasks:,} test tasks "
+    title += "(±: 95 %; ECE: calibration error before any temperature)"
     headings = ["\n".join(name.rsplit(" ", 1)) for name in columns(plan.reference)]  # the longest fit eighty columns
     return title, make_table(headings, [cells(row, plan.reference) for row in rows])

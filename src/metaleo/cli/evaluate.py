@@ -24,12 +24,16 @@ from metaleo.errors import BadInput, require_at_least
 
 if TYPE_CHECKING:
     from metaleo.checkpoints import Candidate
-    from metaleo.evaluation.evaluate import TaskSuite
+    from metaleo.evaluation.evaluate import Evaluation, TaskSuite
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
     """Test trained models on tasks of unseen classes: accuracy ± 95 % interval, NLL, calibration error.
+
+    NLL and calibration error are those of the probabilities that `predict` gives, with the model's temperature; those
+    before the temperature stand behind them. In JSON the former are calibrated_nll and calibrated_error, the latter nll
+    and calibration_error; a model without a temperature has only the latter.
 
     The same seed gives the same tasks to every model. With several seeds in a run, each is tested. Models of sines and
     lines are tested on unseen functions: error of the mean of sampled functions, NLL, CRPS, coverage of 90 % intervals,
@@ -47,7 +51,7 @@ class Evaluate:
     tasks: int = 10_000
     """Test tasks (the paper: 50,000)."""
     data: DataOf = None
-    """Data to test on."""
+    """Data to test on; a table is read as in training, with its --label and --ignore."""
     split: Literal["train", "val", "test", "all"] = "test"
     """Classes to test on; all only where the model has seen none of them."""
     way: AsTrained = None
@@ -88,18 +92,19 @@ class Evaluate:
 
         if self.samples != Evaluate.samples:
             raise BadInput("--samples is for sines and lines; classifiers are tested with their means")
-        scores = {}
+        scores, found = {}, {}
         for one in candidates:
             episodes: Any = suite.tasks(one, "train+val+test" if self.split == "all" else self.split, self.query)
+            temperature = one.model.temperature(suite.shot) if one.model.header.get("temperatures") else None
             with progress.bar(one.path.name, self.tasks) as bar:
-                scores[one.name] = score_learner(one.learner, episodes, self.seed, self.tasks, bar)
-        found = {name: summarise(score) for name, score in scores.items()}
+                score = score_learner(one.learner, episodes, self.seed, self.tasks, bar, temperature=temperature)
+            scores[one.name], found[one.name] = score, summarise(score, temperature)
         if self.per_task is not None:
             write_scores(self.per_task, scores)
         result = {
             "data": suite.data, "split": self.split, "way": suite.way, "shot": suite.shot, "query": self.query,
             "seed": self.seed,
-            "models": [{"model": str(one.path), "seed": one.model.header["seed"], **vars(found[one.name])}
+            "models": [{"model": str(one.path), "seed": one.model.header["seed"], **used_first(found[one.name])}
                        for one in candidates],
         }  # fmt: skip
         title = f"{suite.kind}, {self.tasks:,} {self.split} tasks of {suite.data}, seed {self.seed}"
@@ -120,6 +125,14 @@ class Evaluate:
         rows = [{"name": name, "model": paths.get(name), **result} for name, result in results.items()]
         title = f"{suite.kind}, {self.tasks:,} tasks, seed {self.seed}"
         emit({**settings, "models": rows}, self.json, title, *function_table(results))
+
+
+def used_first(found: "Evaluation") -> dict[str, Any]:
+    """The fields of a result, those with the temperature before those without it."""
+    fields = vars(found)
+    used = [name for name in fields if name == "temperature" or name.startswith("calibrated")]
+    first = ["accuracy", "accuracy_interval", *used]
+    return {name: fields[name] for name in dict.fromkeys([*first, *fields])}
 
 
 def function_table(results: dict[str, dict[str, Any]]) -> Iterator[RenderableType]:

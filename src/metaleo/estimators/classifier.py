@@ -332,7 +332,7 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> Float[np.ndarray, "query way"]:  # noqa: N803
         """The probability of each class, calibrated by temperatures learned on meta-validation tasks.
 
-        Learners that need no training have no temperatures, so their probabilities are not calibrated.
+        Those of learners that need no training were learned on the features and sentences in this package.
         """
         return softmax(self._logits(X))
 

@@ -54,6 +54,9 @@ class Score(eqx.Module):
     accuracy: Float[Array | np.ndarray, "*task"]
     nll: Float[Array | np.ndarray, "*task"]
     calibration: CalibrationCounts
+    calibrated_nll: Float[Array | np.ndarray, "*task"] | None = None
+    """With the logits divided by the model's temperature, if it has one; so is `calibrated`."""
+    calibrated: CalibrationCounts | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +66,14 @@ class Evaluation:
     Attributes:
         accuracy: Share of query examples whose class is predicted, the mean over tasks.
         accuracy_interval: Its interval.
-        nll: Mean negative log-likelihood, in nats.
+        nll: Mean negative log-likelihood, in nats, of the learner's own probabilities: before any temperature.
         nll_interval: Its interval.
-        calibration_error: Expected calibration error over 15 bins of confidence.
+        calibration_error: Expected calibration error of the same probabilities, over 15 bins of confidence.
         tasks: Number of tasks.
+        temperature: What divides the logits in the fields below, as in all predictions; None if there is none.
+        calibrated_nll: As `nll`, with the temperature.
+        calibrated_nll_interval: Its interval.
+        calibrated_error: As `calibration_error`, with the temperature.
 
     Examples:
         >>> from metaleo import Evaluation
@@ -80,6 +87,10 @@ class Evaluation:
     nll_interval: float
     calibration_error: float
     tasks: int
+    temperature: float | None = None
+    calibrated_nll: float | None = None
+    calibrated_nll_interval: float | None = None
+    calibrated_error: float | None = None
 
 
 def count_calibration(probabilities: Float[Array, "example way"], query: Batch) -> CalibrationCounts:
@@ -90,10 +101,15 @@ def count_calibration(probabilities: Float[Array, "example way"], query: Batch) 
     return CalibrationCounts(member.sum(0), correct.astype(confidence.dtype) @ member, confidence @ member)
 
 
-def score(head: Head, query: Batch) -> Score:
+def score(head: Head, query: Batch, temperature: Float[Array, ""] | None = None) -> Score:
     """Score the adapted head of a task on its query set."""
     logits = jax.vmap(head)(query.inputs)
-    return Score(accuracy(logits, query), query_loss(logits, query), count_calibration(jax.nn.softmax(logits), query))
+
+    def probabilistic(logits: Float[Array, "query way"]) -> tuple[Float[Array, ""], CalibrationCounts]:
+        return query_loss(logits, query), count_calibration(jax.nn.softmax(logits), query)
+
+    calibrated_nll, calibrated = (None, None) if temperature is None else probabilistic(logits / temperature)
+    return Score(accuracy(logits, query), *probabilistic(logits), calibrated_nll, calibrated)
 
 
 def score_tasks(
@@ -101,6 +117,7 @@ def score_tasks(
     episodes: Episodes,
     key: PRNGKeyArray,
     indices: Int[Array, " task"],
+    temperature: Float[Array, ""] | None = None,
     engine: Engine | None = None,
 ) -> Score:
     """Scores of the tasks with these indices; task i depends only on `fold_in(key, i)`, not on the other tasks.
@@ -113,7 +130,7 @@ def score_tasks(
 
     def score_some(rows: PyTree) -> Score:
         tasks = jax.vmap(episodes.gather)(rows)
-        return jax.vmap(score)(engine.adapt(learner, tasks.support), tasks.query)
+        return jax.vmap(score, (0, 0, None))(engine.adapt(learner, tasks.support), tasks.query, temperature)
 
     return in_chunks(score_some, rows, tasks_at_once(episodes))
 
@@ -150,7 +167,7 @@ def map_tasks(
 @functools.cache
 def scorer(shared: bool, engine: Engine) -> Callable[..., Score]:
     """`score_tasks`, compiled; if `shared`, the devices split the tasks among them."""
-    specs = Spec(), Spec(), Spec(), Spec(AXIS)
+    specs = Spec(), Spec(), Spec(), Spec(AXIS), Spec()
     score_own = functools.partial(score_tasks, engine=engine)
     return jit(on_each_device(score_own, specs, Spec(AXIS)) if shared else score_own)
 
@@ -170,16 +187,22 @@ def score_learner(
     num_tasks: int,
     progress: Callable[[int], None] = lambda done: None,
     engine: Engine | None = None,
+    temperature: float | None = None,
 ) -> Score:
     """Scores of `num_tasks` tasks, computed in blocks; `progress` is called with the number of tasks done."""
     shared = can_share(min(for_backend(BLOCK), num_tasks))
+    divisor = None if temperature is None else jnp.float32(temperature)
     if shared:
-        learner, episodes = replicate((learner, episodes))
+        learner, episodes, divisor = replicate((learner, episodes, divisor))
     score_block = scorer(shared, engine or choose_engine(learner))
-    return in_blocks(lambda indices: score_block(learner, episodes, task_key(seed), indices), num_tasks, progress)
+    return in_blocks(
+        lambda indices: score_block(learner, episodes, task_key(seed), indices, divisor), num_tasks, progress
+    )
 
 
-def evaluate(learner: Learner, episodes: Episodes, tasks: int = 10_000, seed: int = 0) -> Evaluation:
+def evaluate(
+    learner: Learner, episodes: Episodes, tasks: int = 10_000, seed: int = 0, temperature: float | None = None
+) -> Evaluation:
     """Test a learner on tasks: adapt to each support set, predict each query set.
 
     Args:
@@ -187,6 +210,8 @@ def evaluate(learner: Learner, episodes: Episodes, tasks: int = 10_000, seed: in
         episodes: The tasks, over classes that the learner was not trained on.
         tasks: Number of tasks.
         seed: Selects the tasks; the same seed gives every learner the same tasks.
+        temperature: Divisor of the logits, for instance `load_model(run).temperature(shot)`, for the fields
+            `calibrated_…` of the result.
 
     Returns:
         Accuracy and negative log-likelihood with their 95 % intervals, and the calibration error.
@@ -197,7 +222,7 @@ def evaluate(learner: Learner, episodes: Episodes, tasks: int = 10_000, seed: in
         >>> evaluate(NearestCentroid(), tasks, tasks=200).accuracy > 0.5
         True
     """
-    return summarise(score_learner(learner, episodes, seed, tasks))
+    return summarise(score_learner(learner, episodes, seed, tasks, temperature=temperature), temperature)
 
 
 def task_key(seed: int) -> PRNGKeyArray:
@@ -227,7 +252,7 @@ def mean_validation_score(
 ) -> Float[Array, ""]:
     """Validation score, to be maximised: accuracy, or without classes minus the query loss of sampled solutions."""
     if isinstance(tasks, Episodes):
-        return score_tasks(learner, tasks, key, indices, engine).accuracy.mean()
+        return score_tasks(learner, tasks, key, indices, engine=engine).accuracy.mean()
 
     def validation_score(task: Task, key: PRNGKeyArray) -> Float[Array, ""]:
         return -learner.meta_loss(task, HyperParams(keep_prob=1.0), key)[1]["query_loss"]
@@ -244,18 +269,32 @@ def mean_and_interval(values: Float[Array | np.ndarray, " task"]) -> tuple[float
     return float(values64.mean()), 1.96 * deviation / math.sqrt(len(values64))
 
 
-def summarise(scores: Score) -> Evaluation:
+def summarise(scores: Score, temperature: float | None = None) -> Evaluation:
     """Means over tasks, on the host in float64."""
-    count, correct, confidence = (
-        np.asarray(part, np.float64).sum(0)
-        for part in (scores.calibration.count, scores.calibration.correct, scores.calibration.confidence)
-    )
-    return Evaluation(
+    found = Evaluation(
         *mean_and_interval(scores.accuracy),
         *mean_and_interval(scores.nll),
-        calibration_error=float(np.abs(correct - confidence).sum() / count.sum()),
+        calibration_error=mean_calibration_error(scores.calibration),
         tasks=len(scores.accuracy),
     )
+    if scores.calibrated_nll is None or scores.calibrated is None:
+        return found
+    nll, interval = mean_and_interval(scores.calibrated_nll)
+    return dataclasses.replace(
+        found,
+        temperature=temperature,
+        calibrated_nll=nll,
+        calibrated_nll_interval=interval,
+        calibrated_error=mean_calibration_error(scores.calibrated),
+    )
+
+
+def mean_calibration_error(counts: CalibrationCounts) -> float:
+    """Expected calibration error over the predictions of all tasks."""
+    count, correct, confidence = (
+        np.asarray(part, np.float64).sum(0) for part in (counts.count, counts.correct, counts.confidence)
+    )
+    return float(np.abs(correct - confidence).sum() / count.sum())
 
 
 def write_scores(path: Path, scores: dict[str, Score]) -> None:

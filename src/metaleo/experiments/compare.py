@@ -382,12 +382,12 @@ def to_markdown(plan: Comparison, machine: dict[str, str], rows: ComparisonRows)
         f"```sh\n{plan.command}\n```\n",
         f"- data: `{plan.data}`; seed {plan.seed} for training and for the test tasks",
         f"- at most {plan.steps:,} meta-steps, each learner with its preset; the best by validation accuracy is tested",
-        f"- {plan.tasks:,} test tasks, the same for every learner; every image outside the support set is a query",
+        f"- {plan.tasks:,} test tasks, the same for every learner; every example outside the support set is a query",
         f"- machine: {machine['device']} ({machine['backend']}); metaleo {metaleo.__version__}, jax {jax.__version__}",
         "- ± is 1.96 standard errors over tasks (95 %); "
         f"“minus {plan.reference}” is the mean difference of accuracy on the same tasks",
-        "- ECE: expected calibration error; training: wall time, compilation included; best step: meta-steps of the "
-        "tested model",
+        "- NLL and ECE (expected calibration error): before any temperature; training: wall time, compilation "
+        "included; best step: meta-steps of the tested model",
     ]
     for shot, own in rows.items():
         names = columns(plan.reference)

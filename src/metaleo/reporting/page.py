@@ -99,7 +99,8 @@ def results_section(models: Sequence[Candidate], names: dict[Path, str], setting
         if len(accuracies) > 1:
             mean, deviation = statistics.mean(accuracies), statistics.stdev(accuracies)
             rows.append((names[source], f"all {len(accuracies)}", f"{mean:.2f} ± {deviation:.2f} %", "", ""))
-    note = "± is the 95 % interval over tasks; in rows of all seeds, the standard deviation over seeds."
+    note = "± is the 95 % interval over tasks; in rows of all seeds, the standard deviation over seeds. "
+    note += "Likelihood and calibration are those before the temperature that a model has learned."
     headings = ("run", "seed", "accuracy", "negative log-likelihood", "calibration error")
     return Section("Results", note, settings.where, headings, rows)
 
