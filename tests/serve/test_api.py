@@ -254,7 +254,7 @@ def test_many_short_rows_take_more_room_than_their_file():
     np.savez_compressed(file, features=np.zeros((20_000, 1), np.uint8), labels=np.zeros(20_000, np.uint8))
     with pytest.raises(BadInput, match="10,000 rows, not 20,000"):
         read_upload(file.getvalue(), "x.npz", 30_000_000)
-    with pytest.raises(BadInput, match="10,000 rows, not 20,001"):
+    with pytest.raises(BadInput, match="10,000 rows, not 20,000"):
         read_upload(b"x,label\n" + b"1,a\n" * 20_000, "x.csv", 30_000_000)
 
 
@@ -574,8 +574,17 @@ def test_models_by_path(tmp_path):
     found = load_served_models([tmp_path / "mine.safetensors", tmp_path / "run"])
     assert {"mine", "run", *BUILTIN_MODELS} == set(found)
     assert found["run"].kind == "functions"
-    with pytest.raises(BadInput, match="two models are called mine"):
-        load_served_models([tmp_path / "mine.safetensors", tmp_path / "mine.safetensors"])
+    said = []
+    (tmp_path / "run").rename(tmp_path / "intents")
+    found = load_served_models(
+        [tmp_path / "intents", tmp_path / "mine.safetensors", tmp_path / "mine.safetensors"], said.append
+    )
+    assert set(found) == {*BUILTIN_MODELS, "intents-2", "mine", "mine-2"}
+    assert (found["intents"].kind, found["intents-2"].kind) == ("vectors", "functions")
+    assert [line.split("/")[-1] for line in said] == [
+        "intents is served as intents-2: another model is called intents",
+        "mine.safetensors is served as mine-2: another model is called mine",
+    ]
     with pytest.raises(BadInput):
         load_served_models([tmp_path / "nothing"])
 

@@ -376,4 +376,4 @@ def test_the_description_of_the_api_is_shown(visit, address):
     page.goto(f"{address}/api/docs")
     page.wait_for_selector(".route")
     assert page.locator(".route h2").first.inner_text() == "GET /api/models"
-    assert page.locator(".route").count() == 7
+    assert page.locator(".route").count() == 8

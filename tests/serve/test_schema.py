@@ -17,6 +17,7 @@ ROUTES = {
     "/api/adapt": "POST",
     "/api/predict": "POST",
     "/api/functions": "POST",
+    "/api/columns": "POST",
     "/api/adapt-file": "POST",
     "/api/predict-file": "POST",
     "/api/example.csv": "GET",

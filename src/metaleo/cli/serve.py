@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from metaleo.cli.common import Switch, tell
+from metaleo.cli.common import Switch, default_is, tell
 from metaleo.errors import needs_extra, require_between
 
 
@@ -16,8 +16,9 @@ class Serve:
 
     On the page: place points and see what functions a model imagines, draw symbols of your own and have them named,
     drop a table and have its rows named. The models of this package are always served; MODEL adds run folders and model
-    files under their names. The API is described at /api/docs. Requests are limited in size, time and rate, and kept
-    tasks in number, so that memory stays bounded. There is no login: what --host lets in can use the server.
+    files under their names, with a number where a name is taken. The API is described at /api/docs. Requests are
+    limited in size, time, rate and memory, and kept tasks in number, so that memory stays bounded. With a --host that
+    lets other machines in, they need the token that is printed at the start ($METALEO_TOKEN, or else a new one).
 
     Try:
       metaleo serve --open
@@ -30,7 +31,9 @@ class Serve:
     ] = ()
     """More models: run folders or model files."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 lets other machines in."""
+    """Address to listen on; 0.0.0.0 lets other machines in, who then need a token."""
+    allow_host: Annotated[tuple[str, ...], default_is("none", metavar="NAME [NAME ...]")] = ()
+    """More names that the server answers to, such as that of a proxy in front of it."""
     port: int = 8765
     """Port to listen on; 0: any that is free."""
     open: Switch = False
@@ -52,4 +55,4 @@ class Serve:
         limits = Limits(
             body_bytes=int(self.megabytes * 2**20), rate=self.rate, burst=int(2 * self.rate), tasks=self.tasks
         )
-        serve(self.models, self.host, self.port, limits, self.open, tell)
+        serve(self.models, self.host, self.port, limits, self.open, tell, self.allow_host)

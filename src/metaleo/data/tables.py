@@ -75,7 +75,7 @@ def is_dataset(path: Path) -> bool:
 
 
 def read_arrow(path: Path, suffix: str, content: bytes | None, label: str | None) -> Any:
-    if path.is_dir():
+    if content is None and path.is_dir():
         return read_dataset(path)
     with needs_extra("tables"):
         import pyarrow as pa

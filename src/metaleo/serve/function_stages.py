@@ -14,6 +14,7 @@ from metaleo.estimators.classifier import pad, padded_length
 from metaleo.learners.base import Learner
 from metaleo.learners.leo import LEO
 from metaleo.learners.leo_noise import Noise, draw_noise
+from metaleo.serve.costs import program_bytes
 from metaleo.tasks.sines_and_lines import DOMAIN
 from metaleo.tasks.task import Batch
 
@@ -35,8 +36,7 @@ def sample_stages(leo: LEO, points: np.ndarray, count: int, seed: int) -> Stages
 
     The last stage holds the same functions as `LEORegressor` with the same `random_state`.
     """
-    padded = max(POINTS, padded_length(len(points)))
-    support = Batch(pad(points[:, :1], padded), pad(points[:, 1:], padded), jnp.arange(padded) < len(points))
+    support = support_of(points)
     keys = jax.random.split(jax.random.key(check_random_state(seed).randint(2**31)), count)
     blocks = [keys[np.minimum(np.arange(first, first + AT_ONCE), count - 1)] for first in range(0, count, AT_ONCE)]
     x = jnp.asarray(GRID[:, None])
@@ -46,6 +46,21 @@ def sample_stages(leo: LEO, points: np.ndarray, count: int, seed: int) -> Stages
     steps = [f"after {n} latent step{'s'[: n > 1]}" for n in range(1, leo.latent_steps + 1)]
     names = ["before any latent step", *steps, *(["after fine-tuning"] if leo.finetune_steps else [])]
     return Stages(names, functions.swapaxes(0, 1))
+
+
+def padded_points(count: int) -> int:
+    return max(POINTS, padded_length(count))
+
+
+def support_of(points: np.ndarray) -> Batch:
+    padded = padded_points(len(points))
+    return Batch(pad(points[:, :1], padded), pad(points[:, 1:], padded), jnp.arange(padded) < len(points))
+
+
+def sampling_bytes(leo: LEO, points: np.ndarray) -> int:
+    """Memory that `sample_stages` takes; the program is compiled on the way."""
+    keys, x = jax.random.split(jax.random.key(0), AT_ONCE), jnp.asarray(GRID[:, None])
+    return program_bytes(stages_of_many, leo, support_of(points), keys, x)
 
 
 def function_model(learner: Learner) -> LEO:
