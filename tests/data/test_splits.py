@@ -72,7 +72,7 @@ def write_csv(path, labels, splits=None, seed=0):
     """Rows in random order."""
     order = np.random.default_rng(seed).permutation(len(labels))
     head = "label,a,b" + (",split" if splits else "")
-    lines = [f"{labels[i]},{i},{i + 1}" + (f",{splits[i]}" if splits else "") for i in order]
+    lines = [f"{labels[i]},{i + 0.5},{i + 1.5}" + (f",{splits[i]}" if splits else "") for i in order]
     path.write_text("\n".join([head, *lines]))
     return path
 
@@ -102,7 +102,7 @@ def test_vectors_stay_with_their_labels(tmp_path):
     metaset = load_data(write_csv(tmp_path / "mine.csv", LABELS))
     for index, start in enumerate(metaset.starts):
         own = metaset.read(metaset.rows[start : start + 3])
-        assert sorted(own[:, 0].tolist()) == [index, index + 12, index + 24]
+        assert sorted(own[:, 0].tolist()) == [index + 0.5, index + 12.5, index + 24.5]
 
 
 def test_seed_and_shares_of_a_table():

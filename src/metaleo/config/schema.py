@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metaleo._io.json_values import check_bounds, from_json, parse_json
-from metaleo.errors import BadInput, require_seed
+from metaleo.errors import BadInput, require_at_least, require_seed
 from metaleo.learners.base import HyperParams
 from metaleo.learners.registry import Structure
 from metaleo.tasks import PROBLEMS
@@ -63,6 +63,7 @@ class TrainConfig:
         """Raise `BadInput` for invalid values."""
         structure, hyper = self.structure, self.hyper
         check_bounds(vars(self), "TrainConfig")
+        require_at_least(1, steps=self.steps)  # files of learners without training have none
         check_bounds(vars(structure), "Structure")
         require_seed(self.seed, self.seeds)
         if structure.max_grad_norm is not None and not structure.max_grad_norm > 0:
