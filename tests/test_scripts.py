@@ -164,6 +164,15 @@ def serve(run, _):
     assert [reading["tasks"] for reading in readings] == [0, 1]
 
 
+@case("benchmarks/soak.py")
+def soak(run, _):
+    result = json.loads(run("--minutes 0.1 --clients 1 --json"))
+    assert result["kept"].keys() == {"no_5xx_to_honest_clients", "p99", "memory"}
+    assert result["honest"]["statuses"].keys() == {"200"}
+    assert result["hostile"].keys() > {"bombs", "deaf"}
+    assert 0 < result["memory"]["peak_mb"] < result["bounds"]["memory_mb"]
+
+
 @case("benchmarks/speed.py")
 def speed(run, _):
     flags = "--shots 1 --steps 2 --tasks 8 --repeats 1 --matmul 64 --engines closed-form reference"

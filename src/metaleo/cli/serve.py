@@ -38,7 +38,7 @@ class Serve:
     """Port to listen on; 0: any that is free."""
     open: Switch = False
     """Open the page in a browser."""
-    rate: float = 1000.0
+    rate: float = 200.0
     """Requests per second from one address, in the long run; twice as many may come at once."""
     tasks: int = 512
     """Adapted tasks that are kept; the least recently used is forgotten first."""

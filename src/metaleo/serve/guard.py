@@ -192,7 +192,7 @@ async def respond(send: Send, refused: Refused) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(b"retry-after", b"1")] if refused.status in (429, 503) else []
     headers += [(b"www-authenticate", b"Bearer")] if refused.status == 401 else []
-    headers += [(b"connection", b"close")] if refused.status in (400, 408, 413) else []
+    headers += [(b"connection", b"close")] if refused.status in (400, 408, 413, 429) else []
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

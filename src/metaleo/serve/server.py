@@ -8,7 +8,9 @@ import dataclasses
 import functools
 import importlib.resources
 import io
+import json
 import math
+import mimetypes
 import os
 import secrets
 import socket
@@ -26,7 +28,7 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -111,9 +113,9 @@ class Limits:
     """Maximum adapted tasks in the cache."""
     tasks_bytes: int = 256 * 2**20
     """Maximum bytes of all cached tasks."""
-    rate: float = 1000.0
+    rate: float = 200.0
     """Maximum requests per second from one address, in the long run."""
-    burst: int = 2000
+    burst: int = 400
     """Maximum requests at once from one address."""
     threads: int = 2
     """Threads that adapt and predict."""
@@ -329,6 +331,8 @@ class InferenceService:
                 adapt(served.model, rows, labels).probabilities(rows[:1])
         for reader in self.readers:
             reader.start()
+        for reader in self.readers:
+            reader.table(b"x\n1\n", "first.csv")
 
 
 def stop_all(readers: Iterable[Reader]) -> None:
@@ -451,7 +455,7 @@ def make_app(
         version=metaleo.__version__,
         docs_url=None,
         redoc_url=None,
-        openapi_url="/api/openapi.json",
+        openapi_url=None,
         lifespan=lifespan,
     )
     app.state.service = service
@@ -549,18 +553,25 @@ def make_app(
         return Response(text, media_type="text/csv", headers={
             "content-disposition": f'attachment; filename="{model}-example.csv"'})  # fmt: skip
 
-    @app.get("/api/docs", include_in_schema=False)
-    async def docs() -> FileResponse:
-        return FileResponse(PAGE / "docs.html")
+    described = functools.cache(lambda: json.dumps(app.openapi()).encode())
 
-    page = {file.name: file for file in PAGE.iterdir()}
+    @app.get("/api/openapi.json", include_in_schema=False)
+    async def description() -> Response:
+        return Response(described(), media_type="application/json")
+
+    page = {file.name: (file.read_bytes(), mimetypes.guess_type(file.name)[0]) for file in PAGE.iterdir()}
+
+    @app.get("/api/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(page["docs.html"][0], media_type="text/html")
 
     @app.get("/", include_in_schema=False)
     @app.get("/{name}", include_in_schema=False)
-    async def part_of_page(name: str = "index.html") -> FileResponse:
+    async def part_of_page(name: str = "index.html") -> Response:
         if name not in page:
             raise HTTPException(404, "there is no such page")
-        return FileResponse(page[name])
+        content, kind = page[name]
+        return Response(content, media_type=kind)
 
     return app
 
