@@ -21,7 +21,7 @@ BOUNDS: dict[str, dict[str, tuple[float, float]]] = {
         "width": (0, 10**4), "samples": (1, 10**4), "tail": (1, 4096), "noise": (1e-9, 1e9),
     },
     "TrainConfig": {
-        "way": (1, 10**4), "shot": (1, 10**6), "query": (1, 10**6), "steps": (1, 10**9), "meta_batch": (1, 10**6),
+        "way": (1, 10**4), "shot": (1, 10**6), "query": (1, 10**6), "steps": (0, 10**9), "meta_batch": (1, 10**6),
         "validate_every": (1, 10**9), "validation_tasks": (1, 10**7), "patience": (1, 10**9), "seed": (0, 2**63 - 1),
         "seeds": (1, 10**4),
     },

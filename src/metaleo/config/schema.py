@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metaleo._io.json_values import check_bounds, from_json, parse_json
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, require_at_least
 from metaleo.learners.base import HyperParams
 from metaleo.learners.registry import Structure
 from metaleo.tasks import PROBLEMS
@@ -59,6 +59,7 @@ class TrainConfig:
         """Raise `BadInput` for invalid values."""
         structure, hyper = self.structure, self.hyper
         check_bounds(vars(self), "TrainConfig")
+        require_at_least(1, steps=self.steps)  # learners that need no training have 0 in their files
         check_bounds(vars(structure), "Structure")
         if structure.max_grad_norm is not None and not structure.max_grad_norm > 0:
             raise BadInput(f"max_grad_norm={structure.max_grad_norm} must be above 0")
