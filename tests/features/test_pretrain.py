@@ -14,6 +14,7 @@ from helpers.images import CONV4, make_images
 from metaleo._io.run_log import read_metrics
 from metaleo.cli import main
 from metaleo.errors import BadInput, Interrupted
+from metaleo.features import pretrain_run
 from metaleo.features.backbone_files import load_backbone
 from metaleo.features.pretrain import Batches, Pretraining, ahead, dials, split_training
 from metaleo.features.pretrain_run import PretrainRun
@@ -73,8 +74,38 @@ def test_a_signal_saves_between_two_reports(left_alone, tmp_path, monkeypatch):
 
     with pytest.raises(Interrupted):
         run.train(lambda record: None, interrupt)
-    assert int(run.load().step) == 4
+    assert int(run.load()[0].step) == 4
     assert_same(train(make_run(tmp_path)), left_alone[1])
+    ours, theirs = (read_metrics(place / "metrics.jsonl") for place in (tmp_path, left_alone[0].folder))
+    assert [record | {"images_per_second": 0} for record in ours] == [
+        record | {"images_per_second": 0} for record in theirs
+    ]
+
+
+def test_a_kill_between_the_files_of_the_last_report_loses_nothing(left_alone, tmp_path, monkeypatch):
+    """State and network are two files; there are two reports, and so four writes."""
+
+    class Killed(Exception):
+        pass
+
+    writes = []
+
+    def before(write):
+        def counted(*given):
+            writes.append(write)
+            if len(writes) == 4:
+                raise Killed
+            write(*given)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        for name in ("save_tree", "save_backbone"):
+            patch.setattr(pretrain_run, name, before(getattr(pretrain_run, name)))
+        with pytest.raises(Killed):
+            train(make_run(tmp_path))
+    train(make_run(tmp_path))
+    assert_same(*(load_backbone(place).trained for place in (tmp_path, left_alone[0].folder)))
 
 
 def test_streamed_images_give_the_same_weights(left_alone, tmp_path, monkeypatch):

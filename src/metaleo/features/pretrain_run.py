@@ -7,6 +7,7 @@ RUN/network.safetensors   the network at the last report
 RUN/images.safetensors    the packed images, unless the source is packed already
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from metaleo._io.files import load_tree, save_tree
+from metaleo._io.files import load_tree, read_header, save_tree
 from metaleo._io.run_log import MetricsLog, Record, finite_or_none, owned, stop_signals
 from metaleo._jax.devices import memory_bytes
 from metaleo.errors import BadInput, Interrupted
@@ -37,6 +38,23 @@ LOOK = 25
 
 Probe = Callable[[BackboneFile], dict[str, float]]
 """A function that measures a network at each report."""
+
+
+@dataclasses.dataclass
+class Sums:
+    """Diagnostics of some steps, added up."""
+
+    steps: int = 0
+    sums: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def add(self, infos: list[dict[str, Any]]) -> None:
+        self.steps += len(infos)
+        for info in infos:
+            for name, value in info.items():
+                self.sums[name] = self.sums.get(name, 0.0) + float(value)
+
+    def means(self) -> dict[str, float | None]:
+        return {name: finite_or_none(value / self.steps) for name, value in self.sums.items()}
 
 
 class PretrainRun:
@@ -68,15 +86,19 @@ class PretrainRun:
     def start(self) -> PretrainState:
         return jax.jit(self.work.start)(self.init_key)
 
-    def load(self) -> PretrainState:
+    def load(self) -> tuple[PretrainState, Sums]:
         """Load the last saved state, or the initial state if there is none."""
         path = self.folder / "state.safetensors"
-        return load_tree(path, jax.eval_shape(self.start)) if path.is_file() else self.start()
+        if not path.is_file():
+            return self.start(), Sums()
+        since = read_header(path).get("since_report", {})  # version 0.1 did not save it
+        return load_tree(path, jax.eval_shape(self.start)), Sums(**since)
 
-    def save(self, state: PretrainState, record: Record) -> None:
-        save_tree(self.folder / "state.safetensors", state, {"kind": "pretraining"})
+    def save(self, state: PretrainState, record: Record, since: Sums) -> None:
+        """Save the network, and then the state: what a kill leaves in between is made again from the state before."""
         network = self.file(state.result, record)
         save_backbone(self.folder / "network.safetensors", network.trained, network.architecture, network.header)
+        save_tree(self.folder / "state.safetensors", state, {"kind": "pretraining", "since_report": vars(since)})
 
     def file(self, network: PretrainedNetwork, record: Record) -> BackboneFile:
         """Return the network as it is saved: without its heads, and with the run's configuration in the header."""
@@ -109,7 +131,7 @@ class PretrainRun:
     ) -> PretrainState:
         """`train`, in a folder that no other process writes to."""
         steps = self.config.recipe.steps
-        state = self.load()
+        state, since_report = self.load()
         step = int(state.step)
         log = MetricsLog(self.folder / "metrics.jsonl", step)
         batches = self.batches()
@@ -124,7 +146,8 @@ class PretrainRun:
                 due = step % every == 0 or step == steps
                 if step % LOOK and not due:
                     continue
-                infos = [jax.device_get(each) for each in infos]  # blocks until the device is done
+                infos = jax.device_get(infos)  # waits for the device
+                since_report.add(infos)
                 rate = (step - since) * batches.batch / (time.monotonic() - clock)
                 watch(step, rate)
                 if not np.isfinite(infos[-1]["loss"]):
@@ -132,18 +155,17 @@ class PretrainRun:
                         f"the loss is NaN or Inf by step {step}; lower `learning_rate=`. The last report is saved"
                     )
                 if due:
-                    means = {name: finite_or_none(np.mean([each[name] for each in infos])) for name in infos[-1]}
-                    record = {"step": step, "epoch": round(step / batches.per_epoch, 2), **means}
+                    record = {"step": step, "epoch": round(step / batches.per_epoch, 2), **since_report.means()}
+                    since_report = Sums()
                     record |= self.validate(state, probe) | {"images_per_second": round(rate)}
                     log.write([record])
-                    self.save(state, record)
+                    self.save(state, record, since_report)
                     report(record)
-                    infos = []
                 elif asked_to_stop:
-                    self.save(state, {})
+                    self.save(state, {}, since_report)
                 if asked_to_stop and step < steps:
                     raise Interrupted
-                clock, since = time.monotonic(), step
+                infos, clock, since = [], time.monotonic(), step
         return state
 
     def validate(self, state: PretrainState, probe: Probe | None) -> Record:
