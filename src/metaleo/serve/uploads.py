@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from metaleo.data.feature_files import read_table
-from metaleo.data.tables import Table
+from metaleo.data.tables import Table, find_marks
 from metaleo.errors import BadInput, needs_extra
 from metaleo.serve.api import COLUMNS, ROWS
 
@@ -35,7 +35,8 @@ def read_upload(body: bytes, name: str, most: int) -> Table:
 def check_csv(body: bytes, most: int) -> None:
     del most  # CSV is not compressed
     check_rows(body.count(b"\n"))
-    head = next(csv.reader(io.TextIOWrapper(io.BytesIO(body), "utf-8", newline="")), [])
+    delimiter, _ = find_marks(Path(), ".csv", body)
+    head = next(csv.reader(io.TextIOWrapper(io.BytesIO(body), "utf-8", newline=""), delimiter=delimiter), [])
     check_columns(len(head))
 
 
