@@ -304,7 +304,7 @@ def test_too_few_classes(here, capsys):
 
 def test_too_few_images(here, capsys):
     said = fails(capsys, "train", "--data", "features.npz", *SMALL, "--shot", "9")
-    assert "9 shots and 4 queries need 13 images per class" in said
+    assert "9 shots and 4 queries need 13 examples per class" in said
     assert "class0 has 12" in said
 
 
@@ -524,7 +524,7 @@ def test_help_fits_a_screen_and_names_every_command(capsys):
         ),
         (("pretrain", "--recipe", "bst"), "metaleo: unknown recipe 'bst': did you mean best? "),
         (("pretrain", "--backbone", "conv4"), "metaleo: unknown backbone 'conv4': did you mean conv-4? "),
-        (("evaluate", "miniimagnet"), "metaleo: miniimagnet does not exist"),
+        (("evaluate", "miniimagnet"), "metaleo: unknown model 'miniimagnet': did you mean miniimagenet?"),
         (("evaluate", "x", "--split", "tset"), "metaleo: unknown --split 'tset': did you mean test? Known are all, "),
         (("adapt",), "metaleo: MODEL and SUPPORT must be given; see metaleo adapt --help"),
         (("pack", "photos"), "metaleo: --out must be given; see metaleo pack --help"),

@@ -92,7 +92,8 @@ def test_predictions_as_csv(task, capsys):
     main(["predict", task, "query.csv"])
     out = capsys.readouterr()
     rows = list(csv.DictReader(io.StringIO(out.out)))
-    assert list(rows[0]) == ["text", "class", "probability", "unsure"]
+    assert list(rows[0]) == ["text", "label", "class", "probability", "unsure"]
+    assert [row["label"] for row in rows] == ["ant", "", "cat", "ant", "bee", "cat"]
     assert [row["text"] for row in rows] == [f"row, {i}" for i in range(6)]
     assert [row["class"] for row in rows] == make_rows(6, 1)[1]
     assert all(0.33 < float(row["probability"]) <= 1 for row in rows)
@@ -123,10 +124,31 @@ def test_predictions_as_files(here, task, capsys):
     assert json.loads((here / "found.json").read_text())["predictions"][2]["class"] == rows[2]["class"]
 
 
+def test_a_spreadsheet_computes_nothing_of_what_users_wrote(here, capsys):
+    """A text that begins like a formula has an apostrophe in CSV, and is as it was in JSON; numbers stay numbers."""
+    rows, _ = make_rows(4, 0)
+    words = ["=1+1", "plain", "@SUM(A1)", "-2"]
+    write_csv("support.csv", rows, label=["=HYPERLINK(1)", "bee"] * 2)
+    write_csv("odd.csv", rows, **{"+note": words})
+    main(["adapt", "nearest-centroid", "support.csv", "-o", "odd.safetensors"])
+    main(["predict", "odd.safetensors", "odd.csv", "-o", "odd.out.csv", "--probabilities"])
+    with open("odd.out.csv", newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert [row["'+note"] for row in found] == ["'=1+1", "plain", "'@SUM(A1)", "-2"]
+    assert {row["class"] for row in found} == {"'=HYPERLINK(1)", "bee"}
+    assert not any(cell.startswith(("=", "+", "@")) for row in found for cell in (*row, *row.values()))
+    capsys.readouterr()
+    told_rows = told(capsys, "predict", "odd.safetensors", "odd.csv")["predictions"]
+    assert [row["+note"] for row in told_rows] == words
+    assert {row["class"] for row in told_rows} == {"=HYPERLINK(1)", "bee"}
+
+
 def test_accuracy_counts_what_is_wrong(here, task, capsys):
     rows, names = make_rows(4, 1)
     write_csv("wrong.csv", rows, kind=["cat", *names[1:]])
-    assert told(capsys, "predict", task, "wrong.csv", "--label", "kind")["accuracy"] == 0.75
+    found = told(capsys, "predict", task, "wrong.csv", "--label", "kind")
+    assert found["accuracy"] == 0.75
+    assert [row["kind"] for row in found["predictions"]] == ["cat", *names[1:]]
     assert "accuracy" not in told(capsys, "predict", task, "wrong.csv")
 
 
@@ -483,7 +505,9 @@ def test_adaptations_that_are_refused(here, task, capsys):
     (here / "notes.txt").write_text("hello")
     (here / "notes.safetensors").write_text("hello")
     for words, expected in (
-        (["nowhere", "support.csv"], "nowhere does not exist"),
+        (["nowhere", "support.csv"], "nowhere does not exist; give a run folder, a model file or one of miniimagenet"),
+        (["miniimagnet", "support.csv"], "unknown model 'miniimagnet': did you mean miniimagenet? Known are mini"),
+        (["logistic-regresion", "support.csv"], "did you mean logistic-regression?"),
         (["run", "nowhere.csv"], "nowhere.csv does not exist"),
         (["run", "narrow.csv"], "narrow.csv has 5 numbers per example, and run was trained on 8"),
         (["run", "spoiled.csv"], "row 2 has no finite number in column x2"),

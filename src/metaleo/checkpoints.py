@@ -1,6 +1,7 @@
 """Model files: a trained learner with its structure and metadata; headers of task files, which are made of them."""
 
 import dataclasses
+import difflib
 import functools
 import importlib.resources
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from metaleo._io.files import damaged, load_tree, read_header, save_tree
 from metaleo.config.schema import TrainConfig
-from metaleo.errors import BadInput
+from metaleo.errors import BadInput, unknown_name
 from metaleo.learners.base import Learner
 from metaleo.learners.registry import UNTRAINED, UNTRAINED_TEMPERATURES, Structure
 
@@ -141,7 +142,7 @@ def find_model(model: str | Path, dim: int | None = None) -> TrainedModel:
         structure = Structure(learner=str(model), dim=dim)
         header = {"kind": "model", "temperatures": UNTRAINED_TEMPERATURES[str(model)]}
         return TrainedModel(structure.init(jax.random.key(0)), structure, header)
-    path = model_paths(Path(model))[0]
+    path = model_paths(Path(model), (*BUILTIN_MODELS, *UNTRAINED))[0]
     found = load_cached(path, path.stat().st_mtime_ns)
     if found.structure.noise is not None:
         raise BadInput(f"{model} predicts numbers; a model of classes is needed")
@@ -155,14 +156,19 @@ def builtin_model_path(name: str) -> Path:
     return Path(str(importlib.resources.files("metaleo") / "assets" / "models" / f"{name}.safetensors"))
 
 
-def model_paths(run: Path) -> list[Path]:
-    """The model files of a path: the file itself, those of a run folder by seed, or a model of this package by name."""
+def model_paths(run: Path, names: Sequence[str] = BUILTIN_MODELS) -> list[Path]:
+    """The model files of a path: the file itself, those of a run folder by seed, or a model of this package by name.
+
+    `names` are those that a mistyped one may have meant.
+    """
     if run.is_file():
         return [run]
     if str(run) in BUILTIN_MODELS and not run.exists():
         return [builtin_model_path(str(run))]
     if not run.is_dir():
-        raise BadInput(f"{run} does not exist; give a run folder or a model file")
+        if difflib.get_close_matches(str(run), names):
+            raise unknown_name("model", str(run), names)
+        raise BadInput(f"{run} does not exist; give a run folder, a model file or one of {', '.join(names)}")
     found = sorted(run.glob("model*.safetensors"), key=lambda path: (len(path.name), path.name))
     if not found:
         raise BadInput(f"{run} has no model yet: a run saves its first one at its first validation")

@@ -235,6 +235,23 @@ def test_labels_as_text():
     assert [as_label(value) for value in values] == ["", "", "3", "3", "2.5", "ant", "NA", "True"]
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "npz"])
+def test_fractions_are_no_labels(tmp_path, suffix):
+    """As the guide says; among words they are words."""
+    path, values = tmp_path / f"mine.{suffix}", [3.0, 2.5, float("nan"), 1.0]
+    if suffix == "npz":
+        write_features(path, {"features": VECTORS, "labels": np.array(values)})
+    else:
+        given = ["" if np.isnan(value) else value for value in values] if suffix == "csv" else values
+        write_columns(path, a=range(4), label=pa.array(values) if suffix == "parquet" else pa.array(map(str, given)))
+    said = message(lambda: read_table(path))
+    assert said.endswith(
+        f"column label{'s' if suffix == 'npz' else ''}: row 2 has 2.5, and a label is text or a whole number"
+    )
+    words = write_text(tmp_path / "words.csv", "a,label\n1,2.5\n2,v3\n")
+    assert read_table(words).labels == ["2.5", "v3"]
+
+
 def test_words_that_other_programs_take_for_nothing_are_labels(tmp_path):
     path = write_text(tmp_path / "mine.csv", "a,label\n1,NA\n2,null\n3,ant\n")
     assert read_table(path).labels == ["NA", "null", "ant"]
@@ -264,6 +281,26 @@ def test_quotes_newlines_and_every_alphabet(tmp_path):
 
 def test_lines_that_end_as_on_windows(tmp_path):
     check(read_table(write_text(tmp_path / "mine.csv", "label,a\r\nant,1\r\nbee,2\r\n")), ["ant", "bee"], [[1], [2]])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "label;a;b\nant;0.5;1\nbee;-2;1e-1\n",
+        "label;a;b\nant;0,5;1\nbee;-2;1e-1\n",
+        '"label";"a";"b"\n"ant";0,5;1\n"bee";-2;"0,1"\n',
+        '"label";"a";"b"\r\n"ant, or; so";0.5;1\r\n"bee";-2;0.1\r\n',
+    ],
+)
+def test_semicolons_as_spreadsheets_write_them(tmp_path, text):
+    path = write_text(tmp_path / "mine.csv", text)
+    for table in (read_table(path), read_table(path, content=path.read_bytes())):
+        check(table, ["ant, or; so" if "so" in text else "ant", "bee"], np.array([[0.5, 1], [-2, 0.1]], np.float32))
+
+
+def test_semicolons_within_columns(tmp_path):
+    path = write_text(tmp_path / "mine.csv", "label,a,note;more\nant,1,x;y\n")
+    assert check(read_table(path), ["ant"], [[1]]).beside == {"note;more": ["x;y"]}
 
 
 def test_whole_numbers_and_truths_are_numbers(tmp_path):

@@ -128,6 +128,16 @@ def test_bad_input(act, what):
     assert what in message(act)
 
 
+def test_points_far_from_those_of_meta_training_are_told():
+    """In one line, where they are fitted and where they are asked for."""
+    far = np.array([[100.0], [200.0], [300.0]])
+    with pytest.warns(UserWarning, match=r"^x goes from 100 to 300, and the model was trained on x from -5 to 5: .*$"):
+        fitted = LEORegressor(n_functions=8).fit(far, [1.0, 2.0, 3.0])
+    with pytest.warns(UserWarning, match="x goes from 150 to 150"):
+        fitted.predict([[150.0]])
+    LEORegressor(n_functions=8).fit([[-5.0], [5.0], [0.0]], [1.0, 2.0, 3.0]).predict([[5.0]])  # within: no warning
+
+
 def test_what_scikit_learn_refuses_by_itself():
     with pytest.raises(NotFittedError):
         LEORegressor().predict(X)
@@ -255,7 +265,9 @@ def test_objects_as_labels(taught):
 
 
 def test_partial_fit_is_fit_on_all(taught):
-    by_parts = classifier().partial_fit(ROWS[:4], NAMES[:4]).partial_fit(ROWS[4:], NAMES[4:], classes=["ignored"])
+    by_parts = (
+        classifier().partial_fit(ROWS[:4], NAMES[:4]).partial_fit(ROWS[4:], NAMES[4:], classes=["ant", "bee", "cat"])
+    )
     np.testing.assert_array_equal(by_parts.predict_proba(QUERY), taught.predict_proba(QUERY))
     assert len(by_parts.X_) == 8
 
@@ -268,6 +280,25 @@ def test_partial_fit_may_bring_a_new_class(taught):
     assert grown.classes_.tolist() == ["ant", "bee", "cat"]
     assert grown.predict_proba(QUERY).shape == (30, 3)
     np.testing.assert_array_equal(grown.fit(ROWS, NAMES).predict_proba(QUERY), taught.predict_proba(QUERY))
+
+
+def test_partial_fit_knows_classes_to_come(taught):
+    """As in scikit-learn: one class of those named is enough to begin with, and one without examples is no answer."""
+    early = classifier().partial_fit(ROWS[[0]], NAMES[[0]], classes=["cat", "ant", "bee"])
+    assert early.classes_.tolist() == ["ant", "bee", "cat"]
+    np.testing.assert_array_equal(early.predict_proba(QUERY), np.tile([1.0, 0, 0], (30, 1)))
+    assert set(early.predict(QUERY)) == {"ant"}
+    assert np.isfinite(early.decision_function(QUERY)).all()
+    early.partial_fit(ROWS[[1]], NAMES[[1]])
+    two = classifier().fit(ROWS[:2], NAMES[:2])
+    np.testing.assert_allclose(early.predict_proba(QUERY)[:, :2], two.predict_proba(QUERY))
+    assert (early.predict_proba(QUERY)[:, 2] == 0).all()
+    assert early.sample_classifiers(2)[1].predict_proba(QUERY).shape == (30, 3)
+    early.partial_fit(ROWS[2:], NAMES[2:], classes=["ant", "bee", "cat"])
+    np.testing.assert_array_equal(early.predict_proba(QUERY), taught.predict_proba(QUERY))
+    assert "label 'dog' is not among the `classes=`" in message(lambda: early.partial_fit(ROWS[:1], ["dog"]))
+    assert "not the same" in message(lambda: early.partial_fit(ROWS[:1], ["ant"], classes=["ant", "dog"]))
+    assert early.fit(ROWS[:2], NAMES[:2]).classes_.tolist() == ["ant", "bee"]
 
 
 def test_many_fits_at_once_are_many_fits():
@@ -376,6 +407,11 @@ def test_learners_without_training_are_about_as_often_right_as_they_say(data, na
     [
         (lambda: LEOClassifier().fit(ROWS, NAMES), "rows have 8 numbers; the model was trained on rows of 640"),
         (lambda: LEOClassifier("nowhere").fit(ROWS, NAMES), "nowhere does not exist"),
+        (
+            lambda: LEOClassifier("miniimagnet").fit(ROWS, NAMES),
+            "did you mean miniimagenet? Known are miniimagenet, in",
+        ),
+        (lambda: LEOClassifier("nearest-centroids").fit(ROWS, NAMES), "did you mean nearest-centroid?"),
         (lambda: LEOClassifier(3).fit(ROWS, NAMES), "model must be a name, a path or a Learner, not int"),
         (lambda: LEOClassifier("sines-and-lines").fit(ROWS, NAMES), "predicts numbers"),
         (lambda: LEOClassifier("cl2n").fit(ROWS, ["ant"] * 8), "1 class"),

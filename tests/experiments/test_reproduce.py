@@ -115,7 +115,7 @@ def test_interrupted_between_stages(here, monkeypatch, capsys):
         ),
         (("tieredimagenet", *TINY), "tieredimagenet has 351/97/160 train/val/test classes"),
         (("miniimagenet", *TINY, "--seeds", "0"), "--seeds 0 must be at least 1"),
-        (("miniimagenet", *TINY, "--shot", "50"), "need 65 images per class"),
+        (("miniimagenet", *TINY, "--shot", "50"), "need 65 examples per class"),
     ],
     ids=str,
 )

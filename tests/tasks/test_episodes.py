@@ -199,8 +199,8 @@ def test_cost_with_all_the_rest_ignores_the_number_of_classes():
         (2, -3, None, "shot=-3 must be at least 1"),
         (2, 1, 0, "query=0 must be at least 1"),
         (7, 1, 1, "7-way tasks need 7 classes; the train/val split has 6"),
-        (2, 3, 2, "2 queries need 5 images per class; of the train/val split 0 has 4, 4 has 4"),
-        (2, 4, None, "at least 1 query need 5 images per class; of the train/val split 0 has 4, 4 has 4"),
+        (2, 3, 2, "2 queries need 5 examples per class; of the train/val split 0 has 4, 4 has 4"),
+        (2, 4, None, "at least 1 query need 5 examples per class; of the train/val split 0 has 4, 4 has 4"),
     ],
 )
 def test_impossible_tasks(way, shot, query, expected):

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from metaleo.cli.common import Columns, Switch, check_new, default_is, emit, tell
+from metaleo.data.tables import is_number
 from metaleo.errors import BadInput, require_between
 
 
@@ -21,7 +22,8 @@ class Predict:
     QUERY is as SUPPORT there; labels are not needed, and if there are any, the accuracy is told. The result has a row
     for each example: its class, the probability of that, and `unsure` where the probability is low. Probabilities of
     trained models are calibrated on validation tasks of meta-training: of predictions with probability 0.8, about 80 %
-    are right, as far as the new classes are like those. Other columns of text come along.
+    are right, as far as the new classes are like those. The labels and other columns of text come along; in CSV, a text
+    that a spreadsheet would take for a formula begins with an apostrophe.
 
     Try:
       metaleo predict task.safetensors query.csv
@@ -73,11 +75,14 @@ class Predict:
                 f"{self.query} has {table.vectors.shape[1]} numbers per example, and {self.task} takes "
                 f"{task.structure.dim}; columns of numbers that are no part of the vector: --ignore"
             )
+        beside = dict(table.beside)
+        if table.labels and any(table.labels):
+            beside[self.label or "label"] = table.labels
         rows: list[dict[str, Any]] = []
         for index, prediction in enumerate(predict(task, table.vectors, self.unsure_below)):
             if not self.probabilities:
                 del prediction["probabilities"]
-            own = {name: column[index] for name, column in table.beside.items()}
+            own = {name: column[index] for name, column in beside.items()}
             taken = {f"{name} (given)" if name in prediction else name: value for name, value in own.items()}
             rows.append({**taken, **prediction})
         result: dict[str, Any] = {"task": str(self.task), "classes": list(task.classes), "predictions": rows}
@@ -106,7 +111,7 @@ def accuracy_of(rows: list[dict[str, Any]], labels: list[str] | None) -> dict[st
 
 def as_csv(rows: list[dict[str, Any]]) -> str:
     flat = [
-        {name: value for name, value in row.items() if name != "probabilities"}
+        {as_text(name): as_text(value) for name, value in row.items() if name != "probabilities"}
         | {f"p({name})": value for name, value in row.get("probabilities", {}).items()}
         for row in rows
     ]
@@ -115,3 +120,9 @@ def as_csv(rows: list[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(flat)
     return text.getvalue()
+
+
+def as_text(value: Any) -> Any:
+    """The same for a spreadsheet: text that it would compute as a formula gets an apostrophe before it."""
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula and not is_number(value) else value

@@ -31,6 +31,7 @@ from metaleo.data.tables import (
     SUFFIXES,
     Table,
     as_label,
+    check_labels,
     from_arrow,
     is_table,
     read_arrow,
@@ -156,6 +157,7 @@ def table_of_features(
         if not np.isfinite(vectors).all():
             raise BadInput(f"`features` hold NaN or Inf in row {np.argwhere(~np.isfinite(vectors))[0][0]}")
         labels = [as_label(value) for value in beside["labels"]] if "labels" in beside else None
+        check_labels(labels, found)
         return Table(vectors, labels, [str(value) for value in beside["split"]] if "split" in beside else None)
     unsplit = np.full(len(features), "test")  # a placeholder: these rows are not for training
     metaset = assemble({"split": unsplit, **fields})

@@ -5,7 +5,9 @@ stored in `beside`. The label is in the column `label` unless another is named; 
 """
 
 import dataclasses
+import io
 import math
+import re
 import shlex
 import warnings
 from collections.abc import Iterator, Sequence
@@ -23,6 +25,8 @@ LABELS = ("label", "labels")
 """Default names of the label column, and of the labels in a feature file."""
 SPLIT = "split"
 SUFFIXES = (".csv", ".tsv", ".parquet")
+HEAD_BYTES = 2**20
+"""How much of a line is read to find out what separates its columns."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,10 +89,25 @@ def read_arrow(path: Path, suffix: str, content: bytes | None, label: str | None
     source = str(path) if content is None else pa.BufferReader(content)
     if suffix == ".parquet":
         return pyarrow.parquet.read_table(source)
-    parsing = pyarrow.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",", newlines_in_values=True)
+    delimiter, decimal_point = find_marks(path, suffix, content)
+    parsing = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     text = dict.fromkeys((*LABELS, SPLIT, *([label] if label else [])), pa.string())  # keeps 007 apart from 7
-    typing = pyarrow.csv.ConvertOptions(strings_can_be_null=False, column_types=text)
+    typing = pyarrow.csv.ConvertOptions(strings_can_be_null=False, column_types=text, decimal_point=decimal_point)
     return pyarrow.csv.read_csv(source, parse_options=parsing, convert_options=typing)
+
+
+def find_marks(path: Path, suffix: str, content: bytes | None) -> tuple[str, str]:
+    """What separates the columns of a text table, and the decimals of its numbers.
+
+    Spreadsheets write semicolons where commas mark decimals; the line of names tells, and the one after it.
+    """
+    if suffix == ".tsv":
+        return "\t", "."
+    with open(path, "rb") if content is None else io.BytesIO(content) as file:
+        names, values = (re.sub(r'"[^"]*"', "", file.readline(HEAD_BYTES).decode("utf-8", "replace")) for _ in range(2))
+    if "," in names or ";" not in names:
+        return ",", "."
+    return ";", "," if re.search(r"(^|;)\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*(;|$)", values) else "."
 
 
 def read_dataset(folder: Path) -> Any:
@@ -148,6 +167,7 @@ def from_arrow(table: Any, label: str | None, ignore: Sequence[str]) -> Table:
     splits = [str(value) for value in table[SPLIT].to_pylist()] if SPLIT in names else None
     if len(table) == 0:
         raise BadInput("it has no rows")
+    check_labels(labels, label)
     coded = next(
         (name for name in (label, *others) if name and pa.types.is_binary(table.schema.field(name).type)), None
     )
@@ -217,6 +237,15 @@ def as_label(value: Any) -> str:
     return str(value).strip()
 
 
+def check_labels(labels: list[str] | None, name: str | None) -> None:
+    """Refuse a column of measurements: numbers of which some are fractions are not the names of classes."""
+    told = [(row, label) for row, label in enumerate(labels or ()) if label]
+    if all(is_number(label) for _, label in told):
+        for row, label in told:
+            if math.isfinite(float(label)) and not float(label).is_integer():
+                raise BadInput(f"column {name}: row {row + 1} has {label}, and a label is text or a whole number")
+
+
 def is_number(text: str) -> bool:
     try:
         float(text)
@@ -282,7 +311,7 @@ def look_like_ids(vectors: Float32[np.ndarray, "row dim"]) -> Bool[np.ndarray, "
         chance = min(math.log(2) - math.lgamma(rows + 1) if in_order else 0, different)
         among_fractions = rows >= 10 and len(whole) <= max(2, dim // 10)
         found[column] = among_fractions or len(whole) * math.exp(chance) < 0.02
-    return found
+    return found & ~found.all()  # not all of them: without them nothing would be left
 
 
 def drown_the_others(vectors: Float32[np.ndarray, "row dim"]) -> Bool[np.ndarray, " dim"]:

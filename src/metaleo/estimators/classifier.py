@@ -36,6 +36,8 @@ LARGEST = 1e15
 """Maximum absolute value in a row; the squares of much larger numbers overflow single precision."""
 MOST_PRODUCTS = 5e7
 """Maximum of classes × examples² for `LogisticRegression`; beyond it, fitting takes minutes and gigabytes."""
+NO_EXAMPLES = -1e9
+"""Logit of a class that has no examples yet: its probability is zero."""
 AT_ONCE = 1024
 """Queries per compiled call."""
 
@@ -298,18 +300,32 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any) -> "LEOClassifier":  # noqa: N803
         """Adapt to these examples only; earlier ones are discarded."""
         X, y = self._validate(X, y)  # noqa: N806
+        vars(self).pop("all_classes_", None)
         return self._remember(X, y, adapt(self._resolve(X), X, y))
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "LEOClassifier":  # noqa: N803
         """Adapt to these examples and to all earlier ones; there may be new classes.
 
-        `classes` exists for compatibility with other estimators and is ignored.
+        `classes` in the first call, as of other estimators, names all classes to come: then there may be examples of
+        one class only, and a class without any has probability 0. Later calls may repeat it.
         """
-        del classes
-        if not hasattr(self, "X_"):
-            return self.fit(X, y)
-        X, y = self._validate(X, y, reset=False)  # noqa: N806
-        X, y = np.concatenate([self.X_, X]), np.concatenate([self.y_, y])  # noqa: N806
+        first = not hasattr(self, "X_")
+        X, y = self._validate(X, y, reset=first)  # noqa: N806
+        known = None if classes is None else np.unique(classes)
+        if first:
+            vars(self).pop("all_classes_", None)
+            if known is not None:
+                self.all_classes_ = known
+        else:
+            if known is not None and not np.array_equal(known, getattr(self, "all_classes_", known)):
+                raise BadInput("`classes=` is not the same as in the first call of partial_fit")
+            X, y = np.concatenate([self.X_, X]), np.concatenate([self.y_, y])  # noqa: N806
+        seen = np.unique(y)
+        if hasattr(self, "all_classes_"):
+            if strange := set(seen.tolist()) - set(self.all_classes_.tolist()):
+                raise BadInput(f"label {min(strange)!r} is not among the `classes=` of the first call of partial_fit")
+            if len(seen) == 1:
+                return self._remember(X, y, None)
         return self._remember(X, y, adapt(self._resolve(X), X, y))
 
     def fit_many(self, tasks: Sequence[tuple[Any, Any]]) -> "list[LEOClassifier]":
@@ -349,9 +365,11 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
             raise BadInput(f"n must be a whole number of at least 1, not {n}")
         keys = jax.random.split(jax.random.key(check_random_state(random_state).randint(2**31)), n)
         found = sample_heads(self._resolve(self.X_), self.X_, self.y_, keys)
-        samples = [self._fresh()._remember(self.X_, self.y_, own) for own in found]
-        for one in samples:
-            vars(one).update({name: value for name, value in vars(self).items() if name == "feature_names_in_"})
+        samples = [self._fresh() for _ in found]
+        kept = {name: value for name, value in vars(self).items() if name in ("feature_names_in_", "all_classes_")}
+        for one, own in zip(samples, found, strict=True):
+            vars(one).update(kept)
+            one._remember(self.X_, self.y_, own)
         return samples
 
     def _fresh(self) -> "LEOClassifier":
@@ -370,14 +388,21 @@ class LEOClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         return X, y
 
-    def _remember(self, X: np.ndarray, y: np.ndarray, found: AdaptedClassifier) -> "LEOClassifier":  # noqa: N803
-        self.X_, self.y_, self.classes_, self.adapted_ = X, y, np.array(found.classes, y.dtype), found
+    def _remember(self, X: np.ndarray, y: np.ndarray, found: AdaptedClassifier | None) -> "LEOClassifier":  # noqa: N803
+        self.X_, self.y_, self.adapted_ = X, y, found
+        self.classes_ = getattr(self, "all_classes_", np.unique(y))
         self.n_features_in_ = X.shape[1]
         return self
 
     def _logits(self, X: Any) -> Float[np.ndarray, "query way"]:  # noqa: N803
         check_is_fitted(self)
-        return self.adapted_.logits(np.asarray(validate_data(self, X, dtype=np.float32, reset=False)))
+        X = np.asarray(validate_data(self, X, dtype=np.float32, reset=False))  # noqa: N806
+        seen = np.isin(self.classes_, self.y_)
+        if seen.all() and self.adapted_ is not None:
+            return self.adapted_.logits(X)
+        logits = np.full((len(X), len(self.classes_)), NO_EXAMPLES)
+        logits[:, seen] = 0 if self.adapted_ is None else self.adapted_.logits(X)
+        return logits
 
 
 def check_together(tasks: Sequence[tuple[Any, Any]]) -> list[tuple[np.ndarray, np.ndarray]] | None:

@@ -1,5 +1,6 @@
 """Regression from a few points, as a scikit-learn estimator: `fit` adapts a trained model to them."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from metaleo.checkpoints import load_cached, model_paths
+from metaleo.checkpoints import TrainedModel, load_cached, model_paths
 from metaleo.errors import BadInput
 from metaleo.estimators.classifier import pad, padded_length
 from metaleo.learners.base import Learner
 from metaleo.learners.leo import LEO
 from metaleo.nn.heads import GeneratedHead
+from metaleo.tasks import PROBLEMS
+from metaleo.tasks.sines_and_lines import DOMAIN
 from metaleo.tasks.task import Batch
+
+DEFAULT = "sines-and-lines"
 
 
 class LEORegressor(RegressorMixin, BaseEstimator):
@@ -29,8 +34,8 @@ class LEORegressor(RegressorMixin, BaseEstimator):
 
     Args:
         model: A model file or run folder; a `LEO` whose network has real-valued targets (an estimator with a
-            user-defined network cannot be pickled); or None for the model of sines and lines in this package, for
-            points with x in [-5, 5].
+            user-defined network cannot be pickled); or None for the model of sines and lines in this package. It is
+            made for points with x in [-5, 5]: outside, its functions mean nothing, and `fit` and `predict` warn.
         n_functions: Number of functions to sample.
         random_state: Seed of the sampling, as in scikit-learn.
 
@@ -74,6 +79,7 @@ class LEORegressor(RegressorMixin, BaseEstimator):
             raise BadInput(
                 "the adapted networks are not finite: are the points of the kind that the model was trained for?"
             )
+        self._warn_outside(X)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
@@ -102,12 +108,23 @@ class LEORegressor(RegressorMixin, BaseEstimator):
         leo = resolve_regressor(self.model)
         X = validate_data(self, X, dtype=np.float32, reset=False)  # noqa: N806
         self._check_width(X, leo.network.inputs)
+        self._warn_outside(X)
         padded = padded_length(len(X))
         return np.asarray(predict_many(leo, jnp.asarray(self.parameters_), pad(X, padded)))[:, : len(X)]
 
     def _check_width(self, X: np.ndarray, inputs: tuple[int, ...]) -> None:  # noqa: N803
         if X.shape[1:] != inputs:
             raise BadInput(f"X has {X.shape[1]} features; the model was trained for {inputs[0]}")
+
+    def _warn_outside(self, X: np.ndarray) -> None:  # noqa: N803
+        """Warn if there are points where the model has seen none in meta-training."""
+        ends = None if isinstance(self.model, LEO) else trained_range(Path(self.model or DEFAULT))
+        if ends is not None and (X.min() < ends[0] or X.max() > ends[1]):
+            warnings.warn(
+                f"x goes from {X.min():g} to {X.max():g}, and the model was trained on x from {ends[0]:g} to "
+                f"{ends[1]:g}: beyond that its functions mean nothing; scale x to that range",
+                stacklevel=3,
+            )
 
     def _shape(self, values: np.ndarray) -> np.ndarray:
         """Values in the format of y in `fit`: one number per example, or a row."""
@@ -117,7 +134,7 @@ class LEORegressor(RegressorMixin, BaseEstimator):
 def resolve_regressor(model: str | Path | LEO | None) -> LEO:
     if not isinstance(model, str | Path | LEO | None):
         raise BadInput(f"model must be a LEO, a path or a name, not {type(model).__name__}")
-    learner: Learner = model if isinstance(model, LEO) else load_learner(Path(model or "sines-and-lines"))
+    learner: Learner = model if isinstance(model, LEO) else load_regressor(Path(model or DEFAULT)).learner
     if not isinstance(learner, LEO):
         raise BadInput(f"LEORegressor samples functions of a LEO; the model is {type(learner).__name__}")
     if learner.network.targets is None or learner.network.classifies:
@@ -127,10 +144,15 @@ def resolve_regressor(model: str | Path | LEO | None) -> LEO:
     return learner
 
 
-def load_learner(model: Path) -> Learner:
-    """The learner of a model; of a run with several seeds, that of the first."""
+def load_regressor(model: Path) -> TrainedModel:
+    """The model of this name or path; of a run with several seeds, the first."""
     path = model_paths(model)[0]
-    return load_cached(path, path.stat().st_mtime_ns).learner
+    return load_cached(path, path.stat().st_mtime_ns)
+
+
+def trained_range(model: Path) -> tuple[float, float] | None:
+    """The least and the largest x of the tasks that a model was trained on, or None if they are not known."""
+    return DOMAIN if load_regressor(model).header.get("config", {}).get("data") in PROBLEMS else None
 
 
 @jax.jit

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from metaleo.data.feature_files import read_table
-from metaleo.data.tables import Table
+from metaleo.data.tables import Table, find_marks
 from metaleo.errors import BadInput, needs_extra
 from metaleo.serve.api import COLUMNS, ROWS
 
@@ -55,7 +55,8 @@ def read_upload(body: bytes, name: str, most: int, label: str | None = None) -> 
 
 def check_csv(body: bytes, most: int) -> None:
     del most  # CSV is not compressed
-    lines = csv.reader(io.TextIOWrapper(io.BytesIO(body), "utf-8", newline=""))
+    delimiter, _ = find_marks(Path(), ".csv", body)
+    lines = csv.reader(io.TextIOWrapper(io.BytesIO(body), "utf-8", newline=""), delimiter=delimiter)
     filled = filter(None, lines)
     check_columns(len(next(filled, [])))
     check_rows(sum(1 for _ in filled))

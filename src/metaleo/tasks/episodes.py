@@ -141,7 +141,7 @@ class Episodes(Tasks):
         return self.gather(self.sample_indices(key))
 
     def sample_indices(self, key: PRNGKeyArray) -> EpisodeIndices:
-        """Draw distinct classes in random order, and distinct images of each."""
+        """Draw distinct classes in random order, and distinct examples of each."""
         class_key, image_key = jax.random.split(key)
         classes = sample_without_replacement(class_key, len(self.counts), self.way)
         starts, counts = self.starts[classes], self.counts[classes]
@@ -209,7 +209,7 @@ def check_classes(metaset: MetaSet, way: int, shot: int, query: int | None) -> N
     if len(small):
         shown = ", ".join(f"{metaset.class_names[i]} has {metaset.counts[i]}" for i in small[:5])
         raise BadInput(
-            f"{shot} shots and {'at least 1 query' if query is None else f'{query} queries'} need {need} images per "
+            f"{shot} shots and {'at least 1 query' if query is None else f'{query} queries'} need {need} examples per "
             f"class; of the {splits} split {shown}{', …' if len(small) > 5 else ''}"
         )
 
