@@ -202,6 +202,22 @@ def test_columns_of_a_later_file_are_known_by_their_names(client):
     refused(client.post("/api/predict-file", params={"task": made["task"]}, content=text(names[1:])), 422, "'x0'")
 
 
+def test_another_column_may_hold_the_labels_and_texts_stand_beside(client):
+    lines = [f"{kind},say {row},{','.join(map(str, values))}" for row, (kind, values) in enumerate(
+        zip(["a", "b", "a", "b", ""], np.eye(5, DIM).tolist(), strict=True))]  # fmt: skip
+    head = ",".join(["intent", "sentence", *(f"x{index}" for index in range(DIM))])
+    table = "\n".join([head, *lines]).encode()
+    found = client.post("/api/columns", params={"name": "mine.csv"}, content=table).json()
+    assert found["label"] is None
+    assert found["columns"] == ["intent", "sentence", *(f"x{index}" for index in range(DIM))]
+    query = {"model": "tiny", "name": "mine.csv"}
+    refused(client.post("/api/adapt-file", params=query, content=table), 422, "no row has a label")
+    made = client.post("/api/adapt-file", params={**query, "label": "intent"}, content=table).json()
+    assert (made["classes"], made["rows"], made["texts"]) == (["a", "b"], [4], {"sentence": ["say 4"]})
+    refused(client.post("/api/adapt-file", params={**query, "label": "no"}, content=table), 422, "no column 'no'")
+    assert client.post("/api/columns", params={"name": "x.csv"}, content=table_of("csv")).json()["label"] == "label"
+
+
 def test_files_that_cannot_be_used(client):
     def send(body: bytes, name: str = "mine.csv", model: str = "tiny") -> httpx.Response:
         return client.post("/api/adapt-file", params={"model": model, "name": name}, content=body)
@@ -273,7 +289,7 @@ def test_page_and_description_come_from_here_alone(client):
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'self'" in page.headers["content-security-policy"]
     assert page.headers["x-content-type-options"] == "nosniff"
-    for path in ("/", "/api/docs", "/main.js", "/functions.js", "/draw.js", "/data.js", "/style.css"):
+    for path in ("/", "/api/docs", "/main.js", "/functions.js", "/draw.js", "/data.js", "/style.css", "/help.html"):
         text = client.get(path).raise_for_status().text
         assert "//" not in text.replace("http://www.w3.org/2000/svg", "").replace("// ", "")
     described = client.get("/api/openapi.json").json()

@@ -326,6 +326,25 @@ def test_the_example_table_can_be_chosen(visit, tmp_path):
     assert page.locator("#predictions tbody tr").count() == 10
 
 
+def test_the_column_of_labels_is_chosen_and_sentences_are_shown(visit):
+    given = examples(2, 2)
+    rows = [("greeting", "hello", given["examples"][0]), ("", "hi, you", given["examples"][1]),
+            ("parting", "bye", given["examples"][2])]  # fmt: skip
+    lines = [f'{label},"{said}",{",".join(map(str, row))}' for label, said, row in rows]
+    page = visit("data")
+    page.locator("#data-model").select_option("tiny")
+    head = ",".join(["intent", "sentence", *(f"x{index}" for index in range(DIM))])
+    drop_file(page, "mine.csv", "\n".join([head, *lines]))
+    expect(page.locator("#data-status")).to_have_text("Which column holds the labels?")
+    page.locator("#data-label").select_option("intent")
+    page.wait_for_selector("#found:not([hidden])")
+    assert page.locator("#predictions th").all_inner_texts()[:3] == ["Row", "sentence", "Class"]
+    assert page.locator("#predictions tbody td").all_inner_texts()[:2] == ["2", "hi, you"]
+    with page.expect_download() as download:
+        page.locator("#download").click()
+    assert Path(download.value.path()).read_text().splitlines()[1].startswith('2,"hi, you","')
+
+
 def test_a_table_that_cannot_be_used_is_one_clear_line(visit):
     page = visit("data")
     page.locator("#data-model").select_option("tiny")
@@ -355,6 +374,39 @@ def test_texts_can_be_read_in_light_and_dark(visit, scheme, tab):
         style = page.locator(f"{selector}:visible").first.evaluate("element => getComputedStyle(element).color")
         lighter, darker = sorted((luminance(style), paper), reverse=True)
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, selector
+
+
+def test_a_phone_shows_the_same_as_a_desktop(visit):
+    """The same points, the same functions in a plane of the same shape; only the words are its own."""
+    told, shapes = [], []
+    for settings in ({}, {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobile": True}):
+        page = visit("functions", **settings)
+        assert page.locator("#plane-hint").inner_text().split()[0] == ("Tap" if settings else "Click")
+        assert page.locator("#functions .lead").inner_text().split()[0] == ("Tap" if settings else "Click")
+        page.locator("[data-example=both]").click()
+        expect(page.locator("#functions-status")).to_have_text(re.compile("^5 points"))
+        told.append(page.locator("#functions-status").inner_text())
+        box = page.locator("#plane").bounding_box()
+        shapes.append(box["width"] / box["height"])
+        assert re.fullmatch(r"M[\d. -]+(C[\d. -]+){100}", page.locator("#plane .mean").get_attribute("d"))  # smooth
+    assert told[0] == told[1]
+    assert shapes[0] == pytest.approx(shapes[1], rel=0.01)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_pads_are_as_large_as_their_boxes(visit, width):
+    page = visit("draw", viewport={"width": width, "height": 800})
+    for box in page.locator(".pad-box").all():
+        pad = box.locator("canvas.pad").bounding_box()
+        assert pad["width"] == pytest.approx(box.bounding_box()["width"], abs=1)
+        assert pad["width"] == pytest.approx(pad["height"], abs=1)
+        assert pad["width"] >= 250
+
+
+def test_help_is_one_link_away(visit):
+    page = visit("data")
+    page.locator("footer a", has_text="Help").click()
+    assert page.locator("h2#data").is_visible()
 
 
 @pytest.mark.parametrize("width", [360, 390, 768])

@@ -6,6 +6,7 @@ const SHOWN = 200;
 
 export function startData() {
   const choice = document.getElementById("data-model");
+  const labels = document.getElementById("data-label");
   const link = document.getElementById("example-file");
   const drop = document.getElementById("drop");
   const input = document.getElementById("file");
@@ -34,18 +35,42 @@ export function startData() {
     if (file) send();
   }
 
-  async function send() {
+  async function post(path, query) {
     found.hidden = true;
     show(error, "");
     status.textContent = `Reading ${file.name} …`;
     try {
-      const query = new URLSearchParams({ model: choice.value, name: file.name });
-      const answer = await ask(`api/adapt-file?${query}`, await file.arrayBuffer(), "application/octet-stream");
-      tell(answer);
+      const address = `${path}?${new URLSearchParams({ name: file.name, ...query })}`;
+      return await ask(address, await file.arrayBuffer(), "application/octet-stream");
     } catch (problem) {
       status.textContent = "";
       show(error, problem.message);
+      return null;
     }
+  }
+
+  // A new file: which of its columns holds the labels?
+  async function look() {
+    document.getElementById("label-choice").hidden = true;
+    const answer = await post("api/columns");
+    if (!answer) return;
+    const option = (name) => create("option", { value: name, textContent: name });
+    const nothing = answer.label === null ? [create("option", { value: "", textContent: "(choose a column)" })] : [];
+    labels.replaceChildren(...nothing, ...answer.columns.map(option));
+    labels.value = answer.label ?? "";
+    document.getElementById("label-choice").hidden = !answer.columns.length;
+    send();
+  }
+
+  async function send() {
+    if (!labels.value && labels.options.length > 1) {
+      found.hidden = true;
+      status.textContent = "Which column holds the labels?";
+      return;
+    }
+    const guessed = !labels.value || labels.value === "label";
+    const answer = await post("api/adapt-file", { model: choice.value, ...(guessed ? {} : { label: labels.value }) });
+    if (answer) tell(answer);
   }
 
   function tell(answer) {
@@ -56,10 +81,12 @@ export function startData() {
     document.getElementById("classes").replaceChildren(
       ...answer.classes.map((name) => create("li", { textContent: `${name} · ${answer.counts[name]}` })));
     const cell = (tag, text, className = "") => create(tag, { textContent: text, className });
-    const head = create("tr", {}, cell("th", "Row", "number"), cell("th", "Class"), cell("th", "Probability", "number"), cell("th", ""));
-    const line = ([row, one]) => create("tr", { className: one.unsure ? "unsure" : "" },
-      cell("td", row, "number"), cell("td", one.class), cell("td", `${(100 * one.probability).toFixed(1)} %`, "number"),
-      cell("td", one.unsure ? "unsure" : ""));
+    const texts = Object.entries(answer.texts);
+    const head = create("tr", {}, cell("th", "Row", "number"), ...texts.map(([name]) => cell("th", name)), cell("th", "Class"),
+      cell("th", "Probability", "number"), cell("th", ""));
+    const line = ([row, one], index) => create("tr", { className: one.unsure ? "unsure" : "" },
+      cell("td", row, "number"), ...texts.map(([, cells]) => cell("td", cells[index], "text")), cell("td", one.class, "class"),
+      cell("td", `${(100 * one.probability).toFixed(1)} %`, "number"), cell("td", one.unsure ? "unsure" : ""));
     document.getElementById("predictions").replaceChildren(
       create("thead", {}, head), create("tbody", {}, ...rows.slice(0, SHOWN).map(line)));
     if (download.href) URL.revokeObjectURL(download.href);
@@ -70,19 +97,22 @@ export function startData() {
   function table(answer, rows) {
     // A leading = + - @ would be a formula to a spreadsheet.
     const quoted = (text) => `"${String(text).replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
-    const head = ["row", "class", "probability", "unsure", ...answer.classes.map((name) => quoted(`p(${name})`))];
-    const body = rows.map(([row, one]) => [row, quoted(one.class), one.probability, one.unsure,
-      ...answer.classes.map((name) => one.probabilities[name])]);
+    const texts = Object.entries(answer.texts);
+    const head = ["row", ...texts.map(([name]) => quoted(name)), "class", "probability", "unsure",
+      ...answer.classes.map((name) => quoted(`p(${name})`))];
+    const body = rows.map(([row, one], index) => [row, ...texts.map(([, cells]) => quoted(cells[index])), quoted(one.class),
+      one.probability, one.unsure, ...answer.classes.map((name) => one.probabilities[name])]);
     return [head, ...body].map((line) => line.join(",")).join("\n") + "\n";
   }
 
   function take(files) {
     if (!files?.length) return;
     [file] = files;
-    send();
+    look();
   }
 
   choice.addEventListener("change", chosen);
+  labels.addEventListener("change", send);
   input.addEventListener("change", () => {
     take(input.files);
     input.value = "";

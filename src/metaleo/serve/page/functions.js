@@ -81,7 +81,21 @@ export function startFunctions() {
     }
   }
 
-  const path = (x, y) => x.map((at, index) => toScreen([at, y[index]]).map((value) => value.toFixed(1)).join(" "));
+  // A smooth curve through all points: a cubic between each two, whose slope at a point is that between its neighbours.
+  function path(x, y, start = "M") {
+    const at = x.map((value, index) => toScreen([value, y[index]]));
+    const show = (point) => point.map((value) => value.toFixed(2)).join(" ");
+    const slope = (index) => {
+      const [before, after] = [at[Math.max(index - 1, 0)], at[Math.min(index + 1, at.length - 1)]];
+      return (after[1] - before[1]) / (after[0] - before[0]);
+    };
+    const parts = at.slice(1).map((to, index) => {
+      const from = at[index];
+      const third = (to[0] - from[0]) / 3;
+      return `C${show([from[0] + third, from[1] + third * slope(index)])} ${show([to[0] - third, to[1] - third * slope(index + 1)])} ${show(to)}`;
+    });
+    return `${start}${show(at[0])}${parts.join("")}`;
+  }
 
   function drawCurves() {
     layers.curves.replaceChildren();
@@ -93,13 +107,12 @@ export function startFunctions() {
     const mean = mix(before.mean, after.mean);
     const spread = mix(before.spread, after.spread);
     const upper = path(found.x, mean.map((value, index) => value + 2 * spread[index]));
-    const lower = path(found.x, mean.map((value, index) => value - 2 * spread[index])).reverse();
-    add("path", { d: `M${[...upper, ...lower].join("L")}Z`, class: "band" }, layers.curves);
+    const lower = path([...found.x].reverse(), mean.map((value, index) => value - 2 * spread[index]).reverse(), "L");
+    add("path", { d: `${upper}${lower}Z`, class: "band" }, layers.curves);
     before.functions.forEach((values, index) => {
-      const line = path(found.x, mix(values, after.functions[index]));
-      add("path", { d: `M${line.join("L")}`, class: "function" }, layers.curves);
+      add("path", { d: path(found.x, mix(values, after.functions[index])), class: "function" }, layers.curves);
     });
-    add("path", { d: `M${path(found.x, mean).join("L")}`, class: "mean" }, layers.curves);
+    add("path", { d: path(found.x, mean), class: "mean" }, layers.curves);
   }
 
   function drawPoints() {

@@ -4,6 +4,9 @@ import { startData } from "./data.js";
 import { startDraw } from "./draw.js";
 import { startFunctions } from "./functions.js";
 
+// The token has become a cookie: it need not stay in the address, where others could read it.
+if (new URLSearchParams(location.search).has("token")) history.replaceState(null, "", location.pathname + location.hash);
+
 const tabs = [...document.querySelectorAll('[role="tab"]')];
 const starts = { functions: startFunctions, draw: startDraw, data: startData };
 const started = new Set();
