@@ -163,7 +163,7 @@ WORDS = {
 
 def describe(kind: Any) -> str:
     if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(describe(each) for each in get_args(kind))
+        return " or ".join(describe(each) for each in get_args(kind) if (get_origin(each) or each) in WORDS)
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     return WORDS.get(get_origin(kind) or kind, "an object")
