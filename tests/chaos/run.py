@@ -141,8 +141,7 @@ def start(words: tuple[str, ...], folder: Path, fault: Fault | None = None) -> i
         os.dup2(said, 2)
         os.chdir(folder)
         watch_files(folder, fault)
-        embed = importlib.import_module("metaleo.features.embed")
-        embed.SLAB = 40  # several of them
+        save_often()
         sys.argv = ["metaleo", *words]
         importlib.import_module("metaleo.cli").main()
         code = 0
@@ -154,6 +153,16 @@ def start(words: tuple[str, ...], folder: Path, fault: Fault | None = None) -> i
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def save_often() -> None:
+    """Make even the shortest runs report and save several times on their way."""
+    for module, name, value in (
+        ("features.embed", "SLAB", 40), ("features.pretrain_run", "LOOK", 2), ("training.run", "SAVE_SECONDS", 0.0),
+        ("training.run", "report_every", lambda: 5), ("search.random_search", "SAVE_SECONDS", 0.0),
+        ("search.random_search", "report_every", lambda: 2),
+    ):  # fmt: skip
+        setattr(importlib.import_module(f"metaleo.{module}"), name, value)
 
 
 def watch_files(folder: Path, fault: Fault | None) -> None:
@@ -216,10 +225,12 @@ def outcome(folder: Path) -> dict[str, str]:
         name = path.relative_to(folder).as_posix()
         if path.is_dir() or re.search(r"\.(png|tmp|lock|db.*)$|/(worker|times\.json|\.lock)$|\.parts/", name):
             continue
-        content = re.sub(rb'\\?"images_per_second\\?": \d+', b"", path.read_bytes())
-        if path.suffix == ".safetensors":  # its first eight bytes are the length of the header
-            content = content[8:].lstrip(b"\0")
-        found[name] = hashlib.sha256(re.sub(rb" +$", b"", content)).hexdigest()[:16]
+        content = path.read_bytes()
+        if path.suffix == ".safetensors":  # the length of a header, the header with spaces behind it, numbers
+            end = 8 + int.from_bytes(content[:8], "little")
+            content = content[8:end].rstrip() + content[end:]
+        content = re.sub(rb'\\?"images_per_second\\?": \d+', b"", content)
+        found[name] = hashlib.sha256(content).hexdigest()[:16]
     return found
 
 

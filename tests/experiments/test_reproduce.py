@@ -2,15 +2,12 @@
 
 import json
 import math
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from helpers.small import kill_until_done, make_metaset
+from helpers.small import make_metaset
 from metaleo.cli import main
 from metaleo.data import save_data
 from metaleo.experiments import reproduce as protocol
@@ -126,16 +123,3 @@ def test_mistakes(here, capsys, arguments, message):
     said = capsys.readouterr().err
     assert message in said.strip().splitlines()[-1]
     assert "Traceback" not in said
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_ends_in_the_same_report(here):
-    command = [
-        sys.executable, "-m", "metaleo.cli", "reproduce", "miniimagenet", *TINY, "--rows", "meta-sgd", "leo",
-        "--search-steps", "800", "--final-steps", "400",
-    ]  # fmt: skip
-    start = time.monotonic()
-    subprocess.run([*command, "--out", "whole"], check=True, capture_output=True)
-    length = time.monotonic() - start
-    assert kill_until_done([*command, "--out", "killed"], length) >= 1  # of two
-    assert (here / "killed/report.json").read_text() == (here / "whole/report.json").read_text()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import subprocess
 from pathlib import Path
 
 import jax
@@ -197,19 +196,6 @@ def check_meta_gradient(learner, task, hyper, key, rtol=1e-5, atol=1e-8):
         )
         slope = float(jnp.sum(gradients[index] * direction))
         np.testing.assert_allclose(slope, (ahead - behind) / 2e-6, rtol=rtol, atol=atol)
-
-
-def kill_until_done(command: list[str], length: float, most: int = 2) -> int:
-    """Start a command again and again, killing it at random moments of the seconds that it needs; how many kills."""
-    random, kills = np.random.default_rng(0), 0
-    while True:
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-            try:
-                assert process.wait(random.uniform(0.15, 0.45) * length if kills < most else 900) == 0
-                return kills
-            except subprocess.TimeoutExpired:
-                process.kill()
-                kills += 1
 
 
 def message(action) -> str:

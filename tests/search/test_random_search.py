@@ -5,9 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +15,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from helpers.marks import by_default
 from helpers.runs import owned_by_another
-from helpers.small import DIM, HYPER, kill_until_done, make_metaset
+from helpers.small import DIM, HYPER, make_metaset
 from metaleo.cli import main
 from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
@@ -287,20 +284,6 @@ def test_a_disk_that_is_full(here, capsys, monkeypatch, when):
             main(["search", *SMALL])
     assert end.value.code == 2
     assert "database or disk is full; run the same command again" in capsys.readouterr().err.strip().splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_ends_in_the_same_table(here):
-    command = [
-        sys.executable, "-m", "metaleo.cli", "search", *SMALL, "--trials", "8", "--steps", "2000", "--halvings", "2",
-        "--validate-every", "100", "--lost-after", "2",
-    ]  # fmt: skip
-    subprocess.run([*command, "--out", "whole"], check=True, capture_output=True)
-    start = time.monotonic()
-    subprocess.run([*command, "--out", "warm"], check=True, capture_output=True)
-    length = time.monotonic() - start
-    assert kill_until_done([*command, "--out", "killed"], length) >= 1  # of two
-    assert (here / "killed/trials.json").read_text() == (here / "whole/trials.json").read_text()
 
 
 def test_a_worker_keeps_its_name(tmp_path):

@@ -70,13 +70,19 @@ def command_class(name: str) -> type:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: one line and exit code 2 for bad input, at most one line and 130 when interrupted, at any moment."""
-    with ctrl_c(ours=arguments is None):
-        run_command(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with ctrl_c(ours=arguments is None):
+            run_command(sys.argv[1:] if arguments is None else arguments)
+    except Interrupted:  # the command has said how to go on
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("metaleo: stopped", file=sys.stderr)
+        sys.exit(130)
 
 
 @contextlib.contextmanager
 def ctrl_c(ours: bool) -> Iterator[None]:
-    """End with one line and code 130 after Ctrl-C, whatever becomes of the KeyboardInterrupt that it raises.
+    """After Ctrl-C, end with a KeyboardInterrupt, whatever becomes of the one that it raises on the spot.
 
     Python drops it in callbacks of the garbage collector, and XLA turns it into an error of its own in callbacks of a
     compiled program. A second Ctrl-C ends the process at once; so does the first, while a process of `ours` shuts down.
@@ -103,19 +109,17 @@ def ctrl_c(ours: bool) -> Iterator[None]:
     previous = signal.signal(signal.SIGINT, stop)
     try:
         yield
-        if received:
-            raise KeyboardInterrupt
-    except Interrupted:  # the command has said how to go on
-        sys.exit(130)
-    except BaseException as error:
-        if not received and not isinstance(error, KeyboardInterrupt):
+    except Interrupted:
+        raise
+    except BaseException:
+        if not received:
             raise
-        print("metaleo: stopped", file=sys.stderr)
-        sys.exit(130)
     finally:
         sys.unraisablehook = previous_hook
         logging.disable(logging.NOTSET)
-        signal.signal(signal.SIGINT, signal.SIG_DFL if ours else previous)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if ours else previous or signal.SIG_DFL)
+    if received:
+        raise KeyboardInterrupt
 
 
 def run_command(arguments: list[str]) -> None:

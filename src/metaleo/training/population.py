@@ -178,6 +178,8 @@ def warn_of_other_rounding(path: Path, header: dict[str, Any], engine: Engine) -
 
 def devices_of(folder: Path) -> int | None:
     """The number of CPU devices on which the work in a folder was begun, as far as it is known."""
+    if not any((folder / name).is_file() for name in ("config.json", "worker", "compare.json", "reproduce.json")):
+        return None
     for name in ("state.safetensors", "population.safetensors"):
         for path in sorted(folder.rglob(name)):
             header = read_header(path)
