@@ -221,7 +221,7 @@ def test_bad_input(here, capsys):
     assert "6-way tasks need 6 classes; the val split has 5" in fails(capsys, *codes, "leo", "--way", "6")
     assert "--tasks 5 must be at least 20" in fails(capsys, *codes, "leo", "--tasks", "5")
     assert "--tasks 0 must be at least 1" in fails(capsys, "analyse", "curvature", "leo", "--tasks", "0")
-    assert "1000 queries need 1002 images" in fails(capsys, "analyse", "uncertainty", "leo", "--query", "1000")
+    assert "1000 queries need 1002 examples" in fails(capsys, "analyse", "uncertainty", "leo", "--query", "1000")
     assert "--samples 1 must be at least 2" in fails(capsys, "analyse", "uncertainty", "leo", "--samples", "1")
     assert "ends in .png, .pdf, .svg; x.jpg does not" in fails(capsys, *codes, "leo", "--out", "x.jpg")
     assert "x.pdf: the file's name must end in .html or .htm" in fails(capsys, "report", "leo", "--out", "x.pdf")

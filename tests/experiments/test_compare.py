@@ -202,7 +202,7 @@ def test_help_has_examples(capsys):
         (["--steps", "0"], "--steps 0 must be at least 1"), (["--tasks", "1"], "--tasks 1 must be at least 2"),
         (["--seed", "-1"], "--seed -1 must be from 0 to 4,294,967,295"), (["--way", "1"], "--way 1 must be at least 2"),
         (["--way", "6"], "6-way tasks need 6 classes; the val split has 5"),
-        (["--shot", "1", "6"], "6 shots and 15 queries need 21 images"),
+        (["--shot", "1", "6"], "6 shots and 15 queries need 21 examples"),
     ],
 )  # fmt: skip
 def test_refused_before_anything_is_written(whole, tmp_path, monkeypatch, capsys, flags, said):
