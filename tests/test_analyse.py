@@ -201,7 +201,7 @@ def test_a_run_and_one_of_its_models(here, capsys, runs):
 
 def test_without_an_encoder_all_codes_start_at_one_point(here, capsys):
     make_run(here / "prior", dataclasses.replace(SMALL, learner="leo-random-prior"))
-    (model,) = told(capsys, "analyse", "codes", "prior", "--tasks", "20", "--seed", "-1")["models"]
+    (model,) = told(capsys, "analyse", "codes", "prior", "--tasks", "20", "--seed", "1")["models"]
     assert model["before"] == {"silhouette": None, "purity": None, "spread": 0.0}
     assert model["after"]["spread"] > 0
 
