@@ -133,7 +133,7 @@ def test_who_imports_extras():
             imported += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if modules.intersection(name.split(".")[0] for name in imported):
                 found.add(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
-    search, serve = ("random_search", "run_search", "study"), ("api", "server", "uploads")
+    search, serve = ("random_search", "run_search", "study"), ("api", "reader", "server", "uploads")
     inside = {"data.tables", "export", "reporting.page"}
     assert found == inside | {f"search.{name}" for name in search} | {f"serve.{name}" for name in serve}
 
