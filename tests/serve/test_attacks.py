@@ -83,13 +83,8 @@ def test_a_small_parquet_file_does_not_fill_the_memory(width):
         f"    read_upload(open({str(file)!r}, 'rb').read(), 'x.parquet', {MOST})\n"
         "except BadInput as error:\n"
         "    print(error)\n"
-<<<<<<< HEAD
-        "status = open('/proc/self/status').read()  # not of getrusage, which counts the process that forked\n"
-        "print(int(status.split('VmHWM:')[1].split()[0]) // 1024)\n"
-=======
         "lines = open('/proc/self/status').read().splitlines()\n"  # ru_maxrss would count the parent's too
         "print(next(int(line.split()[1]) // 1024 for line in lines if line.startswith('VmHWM')))\n"
->>>>>>> server
     ).splitlines()
     assert "unpacked it would take" in told[0]
     assert int(told[-1]) < 500
