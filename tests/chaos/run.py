@@ -19,6 +19,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import sys
@@ -31,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 FILE_EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir"}
+SMALLEST = 4096
+"""Bytes of the smallest limit on the size of files: what a command says must fit."""
 LONGEST = 300
 """Seconds after which a process counts as hanging."""
 TRAIN = (
@@ -59,11 +62,15 @@ class Failed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to a process: `kill`, `full` or `read-only` at its n-th file event, `kill` or `interrupt` later."""
+    """What happens to a process: `kill`, `full` or `read-only` at its n-th file event; `kill` or `interrupt` later.
+
+    A disk may also be `full` as soon as a file is larger than `size`, which stops SQLite and safetensors too.
+    """
 
     kind: str
     event: int | None = None
     after: float | None = None
+    size: int | None = None
 
 
 @dataclasses.dataclass
@@ -141,6 +148,8 @@ def start(words: tuple[str, ...], folder: Path, fault: Fault | None = None) -> i
         os.dup2(said, 2)
         os.chdir(folder)
         watch_files(folder, fault)
+        if fault is not None and fault.size is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (fault.size, fault.size))
         save_often()
         sys.argv = ["metaleo", *words]
         importlib.import_module("metaleo.cli").main()
@@ -257,6 +266,7 @@ class Chaos:
         self.calm = run(scenario.first, self.work / "calm")  # everything is compiled now
         check_ended(self.calm, 0)
         check_same(self.work / "calm", self.whole)
+        self.largest = max(path.stat().st_size for path in (self.work / "whole").rglob("*"))
 
     def fresh(self) -> Path:
         self.count += 1
@@ -309,6 +319,8 @@ class Chaos:
         fault = Fault(kind, **({"event": 1} if kind == "read-only" else self.moment(dice)))
         if kind == "interrupt":
             fault = Fault(kind, after=dice.uniform(0, self.calm.seconds))
+        elif kind == "full" and self.largest > SMALLEST and dice.random() < 0.5:
+            fault = Fault(kind, size=dice.randint(SMALLEST, self.largest))
         elif fault.event is None:
             fault = Fault(kind, event=dice.randint(1, self.calm.events))
         ended = run(self.scenario.first, folder, fault)
