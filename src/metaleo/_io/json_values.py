@@ -77,6 +77,11 @@ class Header(TypedDict, total=False):
     claims: list[dict[str, Any]]
     alive: list[int]
     rung: int
+    engine: str
+    devices: int
+    backend: str
+    cores: int | None
+    since_report: dict[str, Any]
 
 
 def parse_json(text: str | bytes) -> Any:

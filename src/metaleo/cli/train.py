@@ -41,8 +41,9 @@ class Train:
     """Meta-train a learner and keep the best by validation accuracy, or for functions by validation loss.
 
     Defaults are those of the preset: `metaleo train --preset NAME --help` shows them. The run folder holds the model,
-    the configuration, the metrics and a figure. Ctrl-C saves and stops, and a kill loses nothing: --resume continues to
-    exactly the result of an uninterrupted run.
+    the configuration, the metrics and a figure. Ctrl-C saves and stops, and a kill loses nothing: --resume continues,
+    with the number of CPU devices and the engine that the run began with, to exactly the result of an uninterrupted run;
+    where that cannot be, it says so and goes on.
 
     Try:
       metaleo train --shot 5 --out runs/five-shot
