@@ -42,8 +42,8 @@ class Train:
 
     Defaults are those of the preset: `metaleo train --preset NAME --help` shows them. The run folder holds the model,
     the configuration, the metrics and a figure. Ctrl-C saves and stops, and a kill loses nothing: --resume continues,
-    with the number of CPU devices and the engine that the run began with, to exactly the result of an uninterrupted run;
-    where that cannot be, it says so and goes on.
+    with the number of CPU devices and the engine that the run began with, to exactly the result of an uninterrupted
+    run; where that cannot be, it says so and goes on.
 
     Try:
       metaleo train --shot 5 --out runs/five-shot
