@@ -53,7 +53,9 @@ def test_codes(here, capsys):
 @pytest.mark.slow
 def test_codes_of_one_model(here, capsys):
     places = "leo", "leo/model-0.safetensors", "leo/model-1.safetensors"
-    both, first, second = (told(capsys, "analyse", "codes", place, "--tasks", "25", "--seed", "3") for place in places)
+    both, first, second = (
+        told(capsys, "analyse", "codes", place, "--tasks", "25", "--seed", "3", "--overwrite") for place in places
+    )
     assert first["models"] == both["models"]
     assert second["models"][0]["moved"] != first["models"][0]["moved"]
 

@@ -217,10 +217,10 @@ def choose_untrained(run, _):
 
 @case("tools/files_on_the_path.py")
 def files_on_the_path(run, folder):
-    """A third fewer than before there were rooms: 19."""
+    """A quarter fewer than before there were rooms, 19: files and headers are checked on the way."""
     found = json.loads(run("fit"))
     assert "learners/leo.py" in found["files"]
-    assert found["count"] <= 12
+    assert found["count"] <= 14
 
 
 @case("tools/embed_model.py")

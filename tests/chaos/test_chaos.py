@@ -18,9 +18,9 @@ COMMANDS = ("train", "search", "reproduce", "pretrain", "embed", "adapt", "expor
 def test_a_disturbed_command_ends_as_if_left_in_peace(command):
     """Killed, interrupted, out of disk, on a read-only disk, and beside another process."""
     script = Path(__file__).with_name("run.py")
-    words = [sys.executable, str(script), "--kills", "3", "--others", "4", "--only", command, "--json"]
+    words = [sys.executable, str(script), "--kills", "2", "--others", "2", "--only", command, "--json"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=1800)
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)
     assert not found["failures"], found["failures"]
-    assert found["done"]["kill"] >= 3
+    assert found["done"]["kill"] >= 2

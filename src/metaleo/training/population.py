@@ -164,7 +164,7 @@ def engine_to_go_on(header: dict[str, Any], learner: Learner, name: str, runs: i
 
 def warn_of_other_rounding(path: Path, header: dict[str, Any], engine: Engine) -> None:
     """Say in one line what is not as it was when a state was saved."""
-    before = {"jax": header["versions"]["jax"]} | {name: header.get(name) for name in rounding(engine)}
+    before = {"jax": header.get("versions", {}).get("jax")} | {name: header.get(name) for name in rounding(engine)}
     now = {"jax": jax.__version__} | rounding(engine)
     other = [name for name in now if before[name] not in (None, now[name])]  # earlier versions saved only that of JAX
     if other:
