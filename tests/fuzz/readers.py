@@ -32,6 +32,8 @@ from metaleo.features.images import PackedImages, pack, read_packed
 from metaleo.features.recipes import Architecture, PretrainConfig, Recipe
 from metaleo.learners.registry import Structure
 from metaleo.reporting.cards import describe_files
+from metaleo.search.random_search import Search, SearchConfig, TrialBatch
+from metaleo.search.study import Claim
 from metaleo.serve.uploads import read_upload
 from metaleo.training.run import TrainingRun
 
@@ -117,6 +119,30 @@ def use_state(path: Path) -> None:
     run = some_run()
     run.folder = path.parent
     run.load()
+
+
+@functools.cache
+def some_search() -> Search:
+    metaset = MetaSet.from_classes(
+        np.random.default_rng(0).normal(size=(8, 4, DIM)).astype(np.float32), tuple("abcdefgh"),
+        ("train",) * 4 + ("val",) * 4,
+    )  # fmt: skip
+    structure = Structure("meta-sgd", DIM, 3, finetune_steps=1)
+    train = TrainConfig("unused", way=3, query=2, steps=8, validate_every=2, structure=structure)
+    return Search(SearchConfig(train, trials=4, halvings=2, batch=4), Path("unused"), metaset, 4)
+
+
+def some_batch() -> TrialBatch:
+    search = some_search()
+    draws = [dict.fromkeys(search.space, 0.1 * (slot + 1)) for slot in range(4)]
+    claims = [Claim(slot + 1, slot, draw) for slot, draw in enumerate(draws)]
+    return TrialBatch(claims, [0, 2, 3], 1, search.start([claims[place] for place in (0, 2, 3)]))
+
+
+def use_population(path: Path) -> None:
+    search = some_search()
+    search.path = path
+    search.load()
 
 
 def use_config(path: Path) -> None:
@@ -268,6 +294,8 @@ def make_readers(folder: Path) -> dict[str, Reader]:
     cache = {"image_data": pixels, "class_dict": {"ant": [0, 1], "bee": [2, 3]}}
     cifar = {"data": np.zeros((4, 3072), np.uint8), "fine_labels": [0, 1, 2, 3], "batch_label": "x"}
     state = written(lambda path: save_tree(path, some_run().start(), {"kind": "state"}), folder, ".safetensors")
+    engine = some_search().engine
+    population = written(lambda path: some_batch().save(path, engine), folder, ".safetensors")
     body = {"model": "tiny", "examples": rows(4).tolist(), "labels": ["a", "b"] * 2}
     pickles = (*BYTES, m.pickle_opcodes, m.pickle_opcodes, m.pickle_values)
     numbers = {"data": pixels, "labels": np.array([0, 0, 1, 1]), "label_specific_str": ["x", "y"]}
@@ -287,6 +315,7 @@ def make_readers(folder: Path) -> dict[str, Reader]:
         "task": Reader(use_task, dict(task_seeds(folder)), SAFETENSORS),
         "network": Reader(use_network, dict(network_seeds(folder)), SAFETENSORS),
         "state": Reader(use_state, {"state.safetensors": state}, SAFETENSORS),
+        "population": Reader(use_population, {"population.safetensors": population}, SAFETENSORS),
         "config": Reader(use_config, {"config.json": training}, (*BYTES, m.json_text, m.json_text)),
         "pretraining": Reader(PretrainConfig.read, {"config.json": pretraining}, (*BYTES, m.json_text, m.json_text)),
         "body": Reader(use_body, {"body.json": json.dumps(body).encode()}, (*BYTES, m.json_text, m.json_text)),

@@ -10,17 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from optuna.exceptions import StorageInternalError
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from helpers.marks import by_default
 from helpers.runs import owned_by_another
 from helpers.small import DIM, HYPER, make_metaset
+from metaleo._io.files import read_header
 from metaleo.cli import main
 from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.data import save_data
-from metaleo.errors import Interrupted
+from metaleo.errors import BadInput, Interrupted
 from metaleo.learners.registry import Structure
 from metaleo.search.random_search import (
     Search,
@@ -174,6 +176,79 @@ def test_results_and_importances(table, tmp_path):
     assert importances(CONFIG, made_up[:2]) == {}
 
 
+def stop_in_training(folder):
+    """A search that leaves a state of six trials in their first rung."""
+
+    def die(progress):
+        raise KeyboardInterrupt
+
+    worker = Search(CONFIG, folder, METASET, 4)
+    with pytest.raises(KeyboardInterrupt):
+        run_search(folder, report=die)
+    batch = worker.load() or worker.next_batch(open_study(folder, worker))
+    batch.save(worker.path, worker.engine)
+    return worker
+
+
+def open_study(folder, worker):
+    return Study(
+        f"sqlite:///{folder}/study.db", "x", worker.space, CONFIG.settings(),
+        slots=CONFIG.trials, sampler="random", seed=0, worker="a", lost_after=60.0,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    with jax.numpy_dtype_promotion("standard"):
+        return stop_in_training(tmp_path_factory.mktemp("stopped"))
+
+
+CLAIM = {"number": 0, "slot": 0, "draw": dict.fromkeys(space_of("meta-sgd"), 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"claims": None}, "claims is missing"),
+        ({"alive": None}, "alive is missing"),
+        ({"rung": None}, "rung is missing"),
+        ({"rung": 3}, "rung=3 is not one of 3"),
+        ({"alive": []}, r"alive=\[\] are not places among 6 claims"),
+        ({"alive": [0, 6]}, r"alive=\[0, 6\] are not places"),
+        ({"alive": [1, 1]}, r"alive=\[1, 1\] are not places"),
+        ({"claims": []}, "are not places among 0 claims"),
+        ({"claims": [{}]}, "claims.0.number is missing"),
+        ({"claims": [CLAIM | {"more": 1}]}, "claims.0.more is unknown"),
+        ({"claims": [CLAIM | {"number": "x"}]}, "claims.0.number should be a whole number"),
+        ({"claims": [CLAIM | {"slot": -1}]}, "slot=-1 must be at least 0"),
+        ({"claims": [CLAIM | {"slot": 6}]}, "slot=6 is not one of 6 trials"),
+        ({"claims": [CLAIM | {"draw": {"l2": 0.1}}]}, "it has draws of l2"),
+        ({"claims": [CLAIM | {"draw": CLAIM["draw"] | {"l2": 1e300}}]}, "l2=1e\\+300 must be from 0"),
+        ({"devices": 10**9}, "devices=1000000000 must be at most 2,048"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_damaged_state_is_refused_in_one_line(stopped, change, message):
+    whole = stopped.path.read_bytes()
+    header = read_header(stopped.path) | change
+    header = {name: value for name, value in header.items() if value is not None}
+    try:
+        safetensors.numpy.save_file(
+            safetensors.numpy.load_file(stopped.path), stopped.path, {"metaleo": json.dumps(header)}
+        )
+        with pytest.raises(BadInput, match=f"population.safetensors is a damaged file .*{message}") as error:
+            stopped.load()
+        assert "\n" not in str(error.value)
+    finally:
+        stopped.path.write_bytes(whole)
+
+
+def test_a_state_of_another_study_is_refused(stopped, tmp_path):
+    (tmp_path / "population.safetensors").write_bytes(stopped.path.read_bytes())
+    with pytest.raises(BadInput, match="has trials in training that study x does not have: remove that file"):
+        run_search(tmp_path)
+
+
 SMALL = (
     "--data", "features.npz", "--learner", "meta-sgd", "--way", "3", "--trials", "4", "--steps", "4", "--halvings", "1",
     "--validate-every", "2", "--validation-tasks", "10",
@@ -287,4 +362,6 @@ def test_a_disk_that_is_full(here, capsys, monkeypatch, when):
 
 
 def test_a_worker_keeps_its_name(tmp_path):
+    assert worker_name(tmp_path) == worker_name(tmp_path)
+    (tmp_path / "worker").write_bytes(b"\xff\x00")  # damaged
     assert worker_name(tmp_path) == worker_name(tmp_path)

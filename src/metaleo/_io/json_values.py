@@ -32,7 +32,8 @@ BOUNDS: dict[str, dict[str, tuple[float, float]]] = {
     "Recipe": {"steps": (1, 10**9), "batch": (1, 10**6), "drops": (0, 1)},
     "PretrainConfig": {"reports": (1, 10**6), "seed": (0, 2**32 - 1)},
     "Header": {"temperature": (1e-6, 1e6), "temperatures": (1e-6, 1e6), "image_side": (1, 2048), "rung": (0, 1000),
-               "alive": (0, 10**6)},
+               "alive": (0, 10**6), "devices": (1, 2048)},
+    "Claim": {"number": (0, 10**9), "slot": (0, 10**9)},
     "About": {"rows": (1, 10**6), "examples": (0, 10**6)},
 }  # fmt: skip
 """Smallest and largest value of numbers by the record that holds them: far beyond what anyone trains, and small enough

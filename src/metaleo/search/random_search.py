@@ -10,6 +10,7 @@ OUT/search.png                accuracy over each hyper-parameter, and the import
 import dataclasses
 import functools
 import json
+import reprlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +22,14 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 from optuna.trial import FrozenTrial, TrialState
 
-from metaleo._io.files import load_tree, read_header, save_tree, write_text
+from metaleo._io.files import damaged, load_tree, read_header, save_tree, write_text
+from metaleo._io.json_values import from_json
 from metaleo._io.run_log import stop_signals
 from metaleo._jax.devices import any_host, barrier, broadcast, fits_on_device, is_first_host, replicate
 from metaleo.config.schema import Clip, TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.engines import Engine, choose_engine
-from metaleo.errors import Interrupted, require_at_least, require_between, unknown_name
+from metaleo.errors import BadInput, Interrupted, require_at_least, require_between, unknown_name
 from metaleo.learners import HyperParams
 from metaleo.learners.registry import ABLATIONS, Structure
 from metaleo.search.study import Claim, Sampler, Space, Study
@@ -186,7 +188,13 @@ class Search:
         """Train until every trial of the study has ended. Only the first host has a study; it informs the others."""
         with stop_signals() as asked_to_stop:
             while True:
-                batch = self.load() or self.next_batch(study)
+                batch = self.load()
+                if batch is not None and study is not None and not study.holds(batch.claims):
+                    raise BadInput(
+                        f"{self.path} has trials in training that study {study.study.study_name} does not have: "
+                        "remove that file, or go on with its own study"
+                    )
+                batch = batch or self.next_batch(study)
                 if batch is not None:
                     self.train(batch, study, report, asked_to_stop)
                 elif bool(broadcast(np.array(study is None or study.finished()))):
@@ -202,13 +210,32 @@ class Search:
         if not self.path.is_file():
             return None
         header, train = read_header(self.path), self.config.train
+        with damaged(self.path, "file"):
+            claims, alive, rung = self.read_batch(header)
         runs = replicas_per_device(self.replicas)
         self.engine = engine_to_go_on(header, train.structure.blank(), train.engine, runs)
         warn_of_other_rounding(self.path, header, self.engine)
-        claims = [Claim(**claim) for claim in header["claims"]]
-        alive = header["alive"]
         like = jax.eval_shape(lambda: self.start([claims[index] for index in alive]))
-        return TrialBatch(claims, alive, header["rung"], jax.tree.map(np.asarray, load_tree(self.path, like)))
+        return TrialBatch(claims, alive, rung, jax.tree.map(np.asarray, load_tree(self.path, like)))
+
+    def read_batch(self, header: dict[str, Any]) -> tuple[list[Claim], list[int], int]:
+        """The claims of a saved batch, the places of those in training, and the rung; raises `BadInput`."""
+        for name in ("claims", "alive", "rung"):
+            if name not in header:
+                raise BadInput(f"{name} is missing")
+        claims = [from_json(Claim, claim, f"claims.{place}") for place, claim in enumerate(header["claims"])]
+        alive, rung = header["alive"], header["rung"]
+        for claim in claims:
+            if claim.slot >= self.config.trials:
+                raise BadInput(f"slot={claim.slot} is not one of {self.config.trials:,} trials")
+            if claim.draw.keys() != self.space.keys():
+                raise BadInput(f"it has draws of {', '.join(sorted(claim.draw)) or 'nothing'}")
+            require_between(0, float(np.finfo(np.float32).max), **claim.draw)
+        if not alive or sorted(set(alive)) != alive or alive[-1] >= len(claims):
+            raise BadInput(f"alive={reprlib.repr(alive)} are not places among {len(claims):,} claims")
+        if rung >= len(self.ends):
+            raise BadInput(f"rung={rung} is not one of {len(self.ends)}")
+        return claims, alive, rung
 
     def next_batch(self, study: Study | None) -> TrialBatch | None:
         """Claim new trials from the first host's study, for all hosts."""

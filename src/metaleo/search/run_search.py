@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -116,8 +117,8 @@ def lost_database() -> Iterator[None]:
 
 
 def worker_name(folder: Path) -> str:
-    """The name of the worker in this folder, which survives a kill."""
+    """The name of the worker in this folder, which survives a kill; a file that holds no name is replaced."""
     path = folder / "worker"
-    if not path.is_file():
+    if not path.is_file() or not re.fullmatch(rb"[0-9a-f]{12}\s*", path.read_bytes()):
         write_text(path, uuid.uuid4().hex[:12])
     return path.read_text(encoding="utf-8").strip()

@@ -11,7 +11,7 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import filelock
@@ -175,6 +175,11 @@ class Study:
 
     def as_claim(self, trial: FrozenTrial) -> Claim:
         return Claim(trial.number, slot_of(trial), dict(trial.params))
+
+    def holds(self, claims: Sequence[Claim]) -> bool:
+        """Whether these are trials of the study; they may have ended, or been given up as lost."""
+        slots = {trial.number: slot_of(trial) for trial in self.study.get_trials(deepcopy=False)}
+        return all(slots.get(claim.number) == claim.slot for claim in claims)
 
     def report(self, accuracies: Mapping[int, float], step: int) -> None:
         """Store intermediate results of trials, by number."""
