@@ -15,11 +15,15 @@ from helpers.commands import fails, told
 from helpers.runs import make_run
 from helpers.small import DIM, make_metaset
 from metaleo import data
+from metaleo._io.progress import Progress
 from metaleo.checkpoints import load_candidates, load_model, save_model
 from metaleo.cli import main
 from metaleo.config.presets import SINES
+from metaleo.evaluation.evaluate import TaskSuite
 from metaleo.learners.registry import Structure
 from metaleo.plotting.figures import as_label
+from metaleo.reporting.findings import AnalysisSettings
+from metaleo.reporting.page import results_section
 
 SMALL = Structure(dim=DIM, way=3, latent=4, latent_steps=2, finetune_steps=2, latent_step_size=0.5)
 
@@ -162,6 +166,29 @@ def test_report_is_one_page_that_needs_nothing_else(here, capsys):
     assert "0.55 ± 0.07" not in page.text  # accuracies are in per cent
     assert "55.00 ± 7.07 %" in page.text
     assert str(here) not in page.text
+
+
+def test_a_report_has_likelihood_with_the_temperature_and_without(here, capsys):
+    """The same numbers as `evaluate`, in the same order; models without a temperature have only the latter."""
+    model = load_model("leo/model-0.safetensors")
+    header = {**model.header, "temperatures": [[1, 0.5], [5, 0.7]]}
+    save_model(here / "leo/model-0.safetensors", model.learner, model.structure, header)
+    candidates = load_candidates([Path("leo"), Path("sgd")])
+    settings = AnalysisSettings(TaskSuite(candidates), "test", 0, 40, Progress())
+    section = results_section(candidates, {one.source: one.source.name for one in candidates}, settings)
+    tested = told(capsys, "evaluate", "leo/model-0.safetensors", "--tasks", "40")["models"][0]
+    own, other, _, sgd = section.rows
+    nll, error, plain_nll, plain_error = own[3:]
+    assert nll == f"{tested['calibrated_nll']:.3f} ± {tested['calibrated_nll_interval']:.3f}"
+    assert error == f"{100 * tested['calibrated_error']:.1f} %"
+    assert plain_nll == f"{tested['nll']:.3f} ± {tested['nll_interval']:.3f}"
+    assert plain_error == f"{100 * tested['calibration_error']:.1f} %"
+    assert nll != plain_nll
+    assert other[5:] == sgd[5:] == ("–", "–")
+    assert {len(row) for row in (section.headings, *section.rows)} == {7}
+    assert section.headings[5:] == ("likelihood before temperature", "error before temperature")
+    without = results_section(candidates[1:], {one.source: one.source.name for one in candidates}, settings)
+    assert {len(row) for row in (without.headings, *without.rows)} == {5}
 
 
 @pytest.mark.slow

@@ -188,9 +188,9 @@ def analyse_uncertainty(
                         f"{100 * own['accuracy_without_least_certain_tenth']:.2f} %",
                     ))  # fmt: skip
     note = (
-        "±: 95 %. Doubt by the entropy of the answer's probabilities, or by the share of sampled classifiers that "
-        "answer otherwise. AUROC: how often a wrong answer is more in doubt than a right one. Last: accuracy when the "
-        "tenth of all answers that is most in doubt is left out."
+        "±: 95 %; calibration error before any temperature. Doubt by the entropy of the answer's probabilities, or by "
+        "the share of sampled classifiers that answer otherwise. AUROC: how often a wrong answer is more in doubt than "
+        "a right one. Last: accuracy when the tenth of all answers that is most in doubt is left out."
     )
     headings = ("", "accuracy", "calib.\nerror", "doubt by", "AUROC", "without\na tenth")
     return Finding(

@@ -81,27 +81,40 @@ def runs_section(models: Sequence[Candidate], names: dict[Path, str]) -> Section
 
 
 def results_section(models: Sequence[Candidate], names: dict[Path, str], settings: AnalysisSettings) -> Section:
-    """Test accuracy of every seed of every run, on the same tasks."""
+    """Test scores of every seed of every run, on the same tasks: with the temperature of a model, and without."""
     rows = []
+    both = any(one.model.header.get("temperatures") for one in models)
     for source in dict.fromkeys(one.source for one in models):
         accuracies = []
         for one in (one for one in models if one.source == source):
             episodes: Any = settings.suite.tasks(one, settings.split)
             name = f"{names[source]}, seed {one.model.header['seed']}"
+            temperature = one.model.temperature(settings.suite.shot) if one.model.header.get("temperatures") else None
             with settings.progress.bar(name, settings.tasks) as bar:
-                found = summarise(score_learner(one.learner, episodes, settings.seed, settings.tasks, bar))
+                scores = score_learner(
+                    one.learner, episodes, settings.seed, settings.tasks, bar, temperature=temperature
+                )
+            found = summarise(scores, temperature)
             accuracies.append(100 * found.accuracy)
+            shown = [f"{found.nll:.3f} ± {found.nll_interval:.3f}", f"{100 * found.calibration_error:.1f} %"]
+            if found.temperature is not None:
+                used = f"{found.calibrated_nll:.3f} ± {found.calibrated_nll_interval:.3f}"
+                shown = [used, f"{100 * found.calibrated_error:.1f} %", *shown]
             rows.append((
                 names[source], str(one.model.header["seed"]),
                 f"{100 * found.accuracy:.2f} ± {100 * found.accuracy_interval:.2f} %",
-                f"{found.nll:.3f} ± {found.nll_interval:.3f}", f"{100 * found.calibration_error:.1f} %",
+                *shown, *["–"] * (4 * both - len(shown)),
             ))  # fmt: skip
         if len(accuracies) > 1:
             mean, deviation = statistics.mean(accuracies), statistics.stdev(accuracies)
-            rows.append((names[source], f"all {len(accuracies)}", f"{mean:.2f} ± {deviation:.2f} %", "", ""))
-    note = "± is the 95 % interval over tasks; in rows of all seeds, the standard deviation over seeds. "
-    note += "Likelihood and calibration are those before the temperature that a model has learned."
+            rows.append((names[source], f"all {len(accuracies)}", f"{mean:.2f} ± {deviation:.2f} %"))
+            rows[-1] += ("",) * (4 if both else 2)
+    note = "± is the 95 % interval over tasks; in rows of all seeds, the standard deviation over seeds."
     headings = ("run", "seed", "accuracy", "negative log-likelihood", "calibration error")
+    if both:
+        note += " Likelihood and calibration error are those of the probabilities that are used, with the temperature "
+        note += "that a model has learned; those before the temperature stand behind them."
+        headings += ("likelihood before temperature", "error before temperature")
     return Section("Results", note, settings.where, headings, rows)
 
 
