@@ -1,5 +1,6 @@
 """The page in a real browser: with a mouse, with the keyboard alone, light and dark, wide and narrow."""
 
+import csv
 import json
 import random
 import re
@@ -313,6 +314,27 @@ def test_a_dropped_table_is_named(visit):
     assert len(lines) == 251
     assert lines[0] == 'row,class,probability,unsure,"p(class 0)","p(class 1)"'
     assert lines[1].startswith("5,")
+
+
+def test_no_cell_of_the_download_begins_a_formula(visit):
+    """As `metaleo predict` writes it: text, not numbers."""
+    given = examples(2, 2)
+    names = [("=1+1", "@sum"), ("", "-x"), ("-1", "+a"), ("", "-3")]
+    rows = zip(names, given["examples"], strict=True)
+    lines = [f"{label},{said},{','.join(map(str, row))}" for (label, said), row in rows]
+    page = visit("data")
+    page.locator("#data-model").select_option("tiny")
+    head = ",".join(["label", "=said", *(f"x{index}" for index in range(DIM))])
+    drop_file(page, "mine.csv", "\n".join([head, *lines]))
+    page.wait_for_selector("#found:not([hidden])")
+    with page.expect_download() as download:
+        page.locator("#download").click()
+    with open(download.value.path(), encoding="utf-8", newline="") as file:
+        cells = list(csv.reader(file))
+    assert cells[0][:3] == ["row", "'=said", "class"]
+    assert [row[1] for row in cells[1:]] == ["'-x", "-3"]
+    assert {row[2] for row in cells[1:]} <= {"'=1+1", "-1"}
+    assert len({row[2] for row in cells[1:]}) == 2
 
 
 def test_the_example_table_can_be_chosen(visit, tmp_path):

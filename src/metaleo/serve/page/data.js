@@ -95,8 +95,10 @@ export function startData() {
   }
 
   function table(answer, rows) {
-    // A leading = + - @ would be a formula to a spreadsheet.
-    const quoted = (text) => `"${String(text).replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
+    // As `metaleo predict` writes it: text that a spreadsheet would compute as a formula gets an apostrophe before it.
+    const isNumber = (text) => text.trim() !== "" && !Number.isNaN(Number(text));
+    const plain = (text) => (/^[=+\-@\t\r]/.test(text) && !isNumber(text) ? `'${text}` : text);
+    const quoted = (cell) => `"${plain(String(cell)).replaceAll('"', '""')}"`;
     const texts = Object.entries(answer.texts);
     const head = ["row", ...texts.map(([name]) => quoted(name)), "class", "probability", "unsure",
       ...answer.classes.map((name) => quoted(`p(${name})`))];
