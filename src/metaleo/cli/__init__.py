@@ -1,6 +1,7 @@
 """The command line: a file per command.
 
-This module imports nothing that takes time, so that Ctrl-C finds `main` in charge.
+This module imports nothing that takes time, so that Ctrl-C finds `main` in charge. Before, while Python starts and
+imports this module (some 50 ms), the answer to Ctrl-C is Python's own.
 """
 
 import contextlib
