@@ -97,7 +97,7 @@ def results_section(models: Sequence[Candidate], names: dict[Path, str], setting
             found = summarise(scores, temperature)
             accuracies.append(100 * found.accuracy)
             shown = [f"{found.nll:.3f} ± {found.nll_interval:.3f}", f"{100 * found.calibration_error:.1f} %"]
-            if found.temperature is not None:
+            if found.calibrated_error is not None:
                 used = f"{found.calibrated_nll:.3f} ± {found.calibrated_nll_interval:.3f}"
                 shown = [used, f"{100 * found.calibrated_error:.1f} %", *shown]
             rows.append((
