@@ -1,5 +1,6 @@
 """Ways to damage a file: its bytes, JSON in it, the zip around it, opcodes of a pickle, cells of a table."""
 
+import copy
 import io
 import itertools
 import json
@@ -65,7 +66,7 @@ def mutate_value(value: Any, rng: random.Random) -> Any:
         path = rng.choice(tops if rng.random() < 0.5 else paths)
         if not path:
             if rng.random() < 0.1:
-                return rng.choice(OTHERS)
+                return copy.deepcopy(rng.choice(OTHERS))
             continue
         parent = value
         for step in path[:-1]:
@@ -85,7 +86,7 @@ def mutate_value(value: Any, rng: random.Random) -> Any:
 def other_than(value: Any, rng: random.Random) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool) and rng.random() < 0.5:
         return rng.choice((value + 1, value - 1, -value, 2 * value, 0, float(value), str(value), 10**6, 2**32, 1e300))
-    return rng.choice(OTHERS)
+    return copy.deepcopy(rng.choice(OTHERS))
 
 
 def dump(value: Any) -> bytes:
