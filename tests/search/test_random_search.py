@@ -361,6 +361,19 @@ def test_a_disk_that_is_full(here, capsys, monkeypatch, when):
     assert "database or disk is full; run the same command again" in capsys.readouterr().err.strip().splitlines()[-1]
 
 
+def test_a_lock_that_cannot_be_created(here, capsys):
+    """As on a disk that is full, or for a folder of that name."""
+    (here / "search/study.db.lock").mkdir(parents=True)
+    with pytest.raises(SystemExit) as end:
+        main(["search", *SMALL])
+    assert end.value.code == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.search(r"cannot write search/study.db.lock: .*; run the same command again to go on", said)
+    (here / "search/study.db.lock").rmdir()
+    main(["search", *SMALL, "--json"])
+    assert len(json.loads(capsys.readouterr().out)) == 4
+
+
 def test_a_worker_keeps_its_name(tmp_path):
     assert worker_name(tmp_path) == worker_name(tmp_path)
     (tmp_path / "worker").write_bytes(b"\xff\x00")  # damaged

@@ -229,7 +229,13 @@ def one_at_a_time(url: str) -> Iterator[None]:
     if database.get_backend_name() != "sqlite" or not database.database:
         yield
         return
-    with filelock.FileLock(f"{database.database}.lock"):
+    path = f"{database.database}.lock"
+    try:
+        lock = filelock.FileLock(path).acquire()
+    except OSError as error:
+        why = error.strerror or error
+        raise BadInput(f"cannot write {path}: {why}; run the same command again to go on") from error
+    with lock:
         yield
 
 
