@@ -85,7 +85,8 @@ def mutate_value(value: Any, rng: random.Random) -> Any:
 
 def other_than(value: Any, rng: random.Random) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool) and rng.random() < 0.5:
-        return rng.choice((value + 1, value - 1, -value, 2 * value, 0, float(value), str(value), 10**6, 2**32, 1e300))
+        real = 1e308 if isinstance(value, int) and abs(value) > 10**308 else float(value)
+        return rng.choice((value + 1, value - 1, -value, 2 * value, 0, real, str(value), 10**6, 2**32, 1e300))
     return copy.deepcopy(rng.choice(OTHERS))
 
 
