@@ -23,7 +23,7 @@ from metaleo.evaluation.evaluate import TaskSuite
 from metaleo.learners.registry import Structure
 from metaleo.plotting.figures import as_label
 from metaleo.reporting.findings import AnalysisSettings
-from metaleo.reporting.page import results_section
+from metaleo.reporting.page import results_section, runs_section
 
 SMALL = Structure(dim=DIM, way=3, latent=4, latent_steps=2, finetune_steps=2, latent_step_size=0.5)
 
@@ -189,6 +189,24 @@ def test_a_report_has_likelihood_with_the_temperature_and_without(here, capsys):
     assert section.headings[5:] == ("likelihood before temperature", "error before temperature")
     without = results_section(candidates[1:], {one.source: one.source.name for one in candidates}, settings)
     assert {len(row) for row in (without.headings, *without.rows)} == {5}
+
+
+def test_a_model_that_says_little_of_its_training(here, capsys):
+    """Its seed and score are not needed; its configuration is."""
+    model = load_model("leo/model-0.safetensors")
+    kept = {"config": model.header["config"]}
+    save_model(here / "bare.safetensors", model.learner, model.structure, kept)
+    (tested,) = told(capsys, "evaluate", "bare.safetensors", "--tasks", "5")["models"]
+    assert tested["seed"] is None
+    candidates = load_candidates([Path("bare.safetensors")])
+    names = {one.source: "bare" for one in candidates}
+    assert runs_section(candidates, names).rows[0][-2:] == ("–", "–")
+    section = results_section(candidates, names, AnalysisSettings(TaskSuite(candidates), "test", 0, 5, Progress()))
+    assert section.rows[0][:2] == ("bare", "–")
+    save_model(here / "mute.safetensors", model.learner, model.structure, {})
+    for words in ("evaluate", "report", "export --out x.onnx", "plot-functions", "analyse codes"):
+        said = fails(capsys, *words.split(), "mute.safetensors")
+        assert "does not say with which" in said, words
 
 
 @pytest.mark.slow

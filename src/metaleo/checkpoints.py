@@ -149,6 +149,13 @@ def find_model(model: str | Path, dim: int | None = None) -> TrainedModel:
     return found
 
 
+def training_config(path: Path, model: TrainedModel) -> TrainConfig:
+    """The configuration that the model in this file was trained with; raises `BadInput` if the file has none."""
+    if "config" not in model.header:
+        raise BadInput(f"{path} does not say with which configuration it was trained")
+    return TrainConfig.from_json(model.header["config"])
+
+
 def builtin_model_path(name: str) -> Path:
     """The path of a model in this package."""
     if name not in BUILTIN_MODELS:
@@ -197,7 +204,7 @@ class Candidate:
     @property
     def config(self) -> TrainConfig:
         """The configuration that it was trained with."""
-        return TrainConfig.from_json(self.model.header.get("config"))
+        return training_config(self.path, self.model)
 
 
 def load_candidates(sources: Sequence[Path], every_seed: bool = True) -> list[Candidate]:

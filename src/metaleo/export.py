@@ -19,8 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from metaleo import __version__
 from metaleo._io.files import atomic_write
-from metaleo.checkpoints import TrainedModel, load_model
-from metaleo.config.schema import TrainConfig
+from metaleo.checkpoints import TrainedModel, load_model, training_config
 from metaleo.errors import BadInput, needs_extra
 from metaleo.learners.registry import Structure
 from metaleo.tasks.task import labelled, normalise
@@ -47,7 +46,7 @@ def export_onnx(path: Path, out: Path, way: int | None = None, shot: int | None 
     """
     onnx = import_onnx()
     model = load_model(path)
-    config = TrainConfig.from_json(model.header["config"])
+    config = training_config(path, model)
     way, shot = config.way if way is None else way, config.shot if shot is None else shot
     check_exportable(model, path, way, shot)
     temperature = model.temperature(float(shot))

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from helpers.images import CONV4, make_images
+from metaleo._io.files import save_tree
 from metaleo._io.run_log import read_metrics
 from metaleo.cli import main
 from metaleo.errors import BadInput, Interrupted
@@ -30,6 +31,15 @@ def make_run(folder, images=None, recipe=QUICK, reports=2, **changes):
 
 def train(run):
     return run.train(lambda record: None, lambda step, rate: None)
+
+
+@pytest.mark.parametrize(
+    "since", [{"steps": "x"}, {"steps": True}, {"sums": []}, {"sums": {"loss": None}}, {"sums": {"loss": 10**400}}]
+)
+def test_a_damaged_state_is_refused_in_one_line(left_alone, tmp_path, since):
+    save_tree(tmp_path / "state.safetensors", left_alone[1], {"kind": "pretraining", "since_report": since})
+    with pytest.raises(BadInput, match=r"is a damaged file .since_report should be a number of steps and sums"):
+        make_run(tmp_path).load()
 
 
 @pytest.fixture(scope="module")

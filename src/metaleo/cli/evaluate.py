@@ -104,7 +104,7 @@ class Evaluate:
         result = {
             "data": suite.data, "split": self.split, "way": suite.way, "shot": suite.shot, "query": self.query,
             "seed": self.seed,
-            "models": [{"model": str(one.path), "seed": one.model.header["seed"], **used_first(found[one.name])}
+            "models": [{"model": str(one.path), "seed": one.model.header.get("seed"), **used_first(found[one.name])}
                        for one in candidates],
         }  # fmt: skip
         title = f"{suite.kind}, {self.tasks:,} {self.split} tasks of {suite.data}, seed {self.seed}"

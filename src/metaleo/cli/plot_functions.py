@@ -7,7 +7,6 @@ from typing import Annotated
 import tyro
 
 from metaleo.cli.common import AsTrained, Out, Switch, check_new, emit
-from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput, require_between
 from metaleo.tasks import PROBLEMS
 
@@ -42,7 +41,7 @@ class PlotFunctions:
     """Print what is drawn as JSON."""
 
     def run(self) -> None:
-        from metaleo.checkpoints import load_model, model_paths
+        from metaleo.checkpoints import load_model, model_paths, training_config
         from metaleo.plotting.figures import check_figure
         from metaleo.plotting.functions import choose_tasks, plot_functions
 
@@ -52,7 +51,7 @@ class PlotFunctions:
         check_new(self.out, self.overwrite)
         path = model_paths(self.run_or_model)[0]
         model = load_model(path)
-        config = TrainConfig.from_json(model.header["config"])
+        config = training_config(path, model)
         if config.data not in PROBLEMS:
             raise BadInput(f"{path} was trained on {config.kind} tasks; only functions can be drawn")
         shown = choose_tasks(

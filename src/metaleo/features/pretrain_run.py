@@ -8,6 +8,7 @@ RUN/images.safetensors    the packed images, unless the source is packed already
 """
 
 import dataclasses
+import reprlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from metaleo._io.files import load_tree, read_header, save_tree
+from metaleo._io.files import damaged, load_tree, read_header, save_tree
 from metaleo._io.run_log import MetricsLog, Record, finite_or_none, owned, stop_signals
 from metaleo._jax.devices import memory_bytes
 from metaleo.errors import BadInput, Interrupted
@@ -92,7 +93,11 @@ class PretrainRun:
         if not path.is_file():
             return self.start(), Sums()
         since = read_header(path).get("since_report", {})  # version 0.1 did not save it
-        return load_tree(path, jax.eval_shape(self.start)), Sums(**since)
+        steps, sums = since.get("steps", 0), since.get("sums", {})
+        with damaged(path, "file"):
+            if type(steps) is not int or not isinstance(sums, dict) or {type(one) for one in sums.values()} - {float}:
+                raise BadInput(f"since_report should be a number of steps and sums, not {reprlib.repr(since)}")
+        return load_tree(path, jax.eval_shape(self.start)), Sums(steps, sums)
 
     def save(self, state: PretrainState, record: Record, since: Sums) -> None:
         """Save the network, and then the state: what a kill leaves in between is made again from the state before."""

@@ -63,7 +63,7 @@ def runs_section(models: Sequence[Candidate], names: dict[Path, str]) -> Section
         own = [one for one in models if one.source == source]
         config, headers = own[0].config, [one.model.header for one in own]
         score = next((name for name in ("validation_accuracy", "validation_loss") if name in headers[0]), None)
-        values = [header[score] for header in headers] if score else []
+        values = [header[score] for header in headers if score in header] if score else []
         factor, unit = (100, " %") if score == "validation_accuracy" else (1, "")
         steps = sorted(header["step"] for header in headers if "step" in header)
         shown = "–" if not values else f"{factor * statistics.mean(values):.2f}{unit}"
@@ -88,7 +88,8 @@ def results_section(models: Sequence[Candidate], names: dict[Path, str], setting
         accuracies = []
         for one in (one for one in models if one.source == source):
             episodes: Any = settings.suite.tasks(one, settings.split)
-            name = f"{names[source]}, seed {one.model.header['seed']}"
+            seed = str(one.model.header.get("seed", "–"))
+            name = f"{names[source]}, seed {seed}"
             temperature = one.model.temperature(settings.suite.shot) if one.model.header.get("temperatures") else None
             with settings.progress.bar(name, settings.tasks) as bar:
                 scores = score_learner(
@@ -101,7 +102,7 @@ def results_section(models: Sequence[Candidate], names: dict[Path, str], setting
                 used = f"{found.calibrated_nll:.3f} ± {found.calibrated_nll_interval:.3f}"
                 shown = [used, f"{100 * found.calibrated_error:.1f} %", *shown]
             rows.append((
-                names[source], str(one.model.header["seed"]),
+                names[source], seed,
                 f"{100 * found.accuracy:.2f} ± {100 * found.accuracy_interval:.2f} %",
                 *shown, *["–"] * (4 * both - len(shown)),
             ))  # fmt: skip
