@@ -11,6 +11,7 @@ from metaleo.config.schema import TrainConfig
 from metaleo.features.recipes import Architecture, PretrainConfig, Recipe
 from metaleo.learners.base import HyperParams
 from metaleo.learners.registry import Structure
+from metaleo.search.study import Claim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ def test_no_json(text):
 
 
 def test_bounds_are_of_fields_that_exist():
-    records = {each.__name__: each for each in (Structure, TrainConfig, Architecture, Recipe, PretrainConfig)}
+    records = {each.__name__: each for each in (Structure, TrainConfig, Architecture, Recipe, PretrainConfig, Claim)}
     fields = {name: {field.name for field in dataclasses.fields(record)} for name, record in records.items()}
     fields |= {each.__name__: set(each.__annotations__) for each in (Header, About)}
     assert {name: set(own) - fields[name] for name, own in BOUNDS.items()} == {name: set() for name in BOUNDS}
