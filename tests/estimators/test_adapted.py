@@ -32,6 +32,7 @@ from metaleo.nn.heads import (
     CentredHead,
     GeneratedHead,
     LinearHead,
+    QuadraticHead,
     RelationHead,
 )
 from metaleo.tasks.task import labelled, normalise
@@ -42,6 +43,9 @@ KINDS = {
     "cl2n": ({}, CentredHead),
     "matching": ({}, AttentionHead),
     "relation": ({}, RelationHead),
+    "metaqda": ({}, QuadraticHead),
+    "feat": ({}, AffineHead),
+    "protomaml": ({}, AffineHead),
     "logistic-regression": ({}, AffineHead),
     "leo-no-finetuning": ({"network": "gru", "channels": 4, "hidden": 3}, GeneratedHead),
     "leo-generator-finetuned": ({"network": "mlp", "hidden": 3, "layers": 2}, GeneratedHead),
