@@ -220,10 +220,11 @@ PRESETS: dict[str, Preset] = {
         Structure(learner="metaqda"),
     ),
     "protomaml": Preset(
-        "by hand, by validation accuracy on the sample in this package after 500 steps, 1-shot",
+        "by hand, by validation accuracy on the sample in this package after 500 steps, 1-shot; longer inner steps "
+        "diverge with more examples",
         1,
         HyperParams(3e-4, kl=0.0, encoder_penalty=0.0, l2=4e-4, orthogonality=0.0, keep_prob=0.8),
-        Structure(learner="protomaml", finetune_step_size=10.0),
+        Structure(learner="protomaml", finetune_step_size=1.0),
     ),
 }
 
