@@ -56,6 +56,7 @@ CASES = {
     "prototypical": {"learner": "prototypical"},
     "matching": {"learner": "matching"},
     "relation": {"learner": "relation"},
+    "feat": {"learner": "feat"},
 }
 
 

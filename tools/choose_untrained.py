@@ -4,8 +4,8 @@
 
 For each learner and number of shots: the temperature that minimises the query loss over 5-way validation tasks of the
 sample and of the intents in this package, as many of each; and with it the loss, accuracy and calibration error on each
-of the two. The C with the least mean loss is the default of `LogisticRegression`, and the temperatures are
-`learners.registry.UNTRAINED_TEMPERATURES`. JSON on standard output.
+of the two. The C with the least mean loss is the default of `LogisticRegression`, as is the intercept, and the
+temperatures are `learners.registry.UNTRAINED_TEMPERATURES`. JSON on standard output.
 """
 
 import argparse
@@ -52,7 +52,10 @@ def main():
     parser.add_argument("--shots", type=int, nargs="+", default=SHOTS)
     given = parser.parse_args()
     learners = {"nearest-centroid": lambda dim: NearestCentroid(), "cl2n": lambda dim: CL2N.init(None, dim)}
-    learners |= {f"logistic-regression, C = {C:g}": lambda dim, own=C: LogisticRegression(own) for C in STRENGTHS}
+    for strength in STRENGTHS:
+        for note, intercept in (("", True), (", no intercept", False)):
+            made = LogisticRegression(strength, intercept=intercept)
+            learners[f"logistic-regression, C = {strength:g}{note}"] = lambda dim, made=made: made
     chosen = {}
     for name, learner in learners.items():
         rows = []

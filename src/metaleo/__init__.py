@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from metaleo.learners.base import Adaptation, HyperParams, Learner
     from metaleo.learners.leo import LEO
     from metaleo.learners.linear import LogisticRegression, RidgeRegression
-    from metaleo.learners.maml import MAML, MetaSGD, Reptile
-    from metaleo.learners.metric import CL2N, MatchingNet, NearestCentroid, PrototypicalNet, RelationNetLearner
+    from metaleo.learners.maml import MAML, MetaSGD, ProtoMAML, Reptile
+    from metaleo.learners.metric import CL2N, FEAT, MatchingNet, NearestCentroid, PrototypicalNet, RelationNetLearner
+    from metaleo.learners.quadratic import MetaQDA
     from metaleo.nn.heads import LinearHead, Network, gaussian_nll, linear_network
     from metaleo.tasks.episodes import Episodes
     from metaleo.tasks.sines_and_lines import SinesAndLines
@@ -40,9 +41,10 @@ PUBLIC = {
     "nn.heads": ("LinearHead", "Network", "gaussian_nll", "linear_network"),
     "learners.base": ("Adaptation", "HyperParams", "Learner"),
     "learners.leo": ("LEO",),
-    "learners.maml": ("MAML", "MetaSGD", "Reptile"),
-    "learners.metric": ("CL2N", "MatchingNet", "NearestCentroid", "PrototypicalNet", "RelationNetLearner"),
+    "learners.maml": ("MAML", "MetaSGD", "ProtoMAML", "Reptile"),
+    "learners.metric": ("CL2N", "FEAT", "MatchingNet", "NearestCentroid", "PrototypicalNet", "RelationNetLearner"),
     "learners.linear": ("LogisticRegression", "RidgeRegression"),
+    "learners.quadratic": ("MetaQDA",),
     "training.meta_train": ("RunState", "meta_train"),
     "evaluation.evaluate": ("Evaluation", "evaluate"),
     "checkpoints": ("TrainedModel", "load_model"),
@@ -54,6 +56,7 @@ PUBLIC = {
 MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
 __all__ = [
     "CL2N",
+    "FEAT",
     "LEO",
     "MAML",
     "Adaptation",
@@ -69,10 +72,12 @@ __all__ = [
     "LinearHead",
     "LogisticRegression",
     "MatchingNet",
+    "MetaQDA",
     "MetaSGD",
     "MetaSet",
     "NearestCentroid",
     "Network",
+    "ProtoMAML",
     "PrototypicalNet",
     "RelationNetLearner",
     "Reptile",

@@ -24,8 +24,17 @@ from metaleo.estimators.classifier import (
     sample_heads,
     softmax,
 )
+from metaleo.learners.linear import LogisticRegression
 from metaleo.learners.registry import Structure
-from metaleo.nn.heads import AffineHead, AttentionHead, CentredHead, GeneratedHead, LinearHead, RelationHead
+from metaleo.nn.heads import (
+    AffineHead,
+    AttentionHead,
+    CentredHead,
+    GeneratedHead,
+    LinearHead,
+    QuadraticHead,
+    RelationHead,
+)
 from metaleo.tasks.task import labelled, normalise
 
 KINDS = {
@@ -34,6 +43,10 @@ KINDS = {
     "cl2n": ({}, CentredHead),
     "matching": ({}, AttentionHead),
     "relation": ({}, RelationHead),
+    "metaqda": ({}, QuadraticHead),
+    "feat": ({}, AffineHead),
+    "protomaml": ({}, AffineHead),
+    "logistic-regression": ({}, AffineHead),
     "leo-no-finetuning": ({"network": "gru", "channels": 4, "hidden": 3}, GeneratedHead),
     "leo-generator-finetuned": ({"network": "mlp", "hidden": 3, "layers": 2}, GeneratedHead),
     "leo-generator": ({"network": "mlp", "hidden": 3, "layers": 2, "codes": "task"}, GeneratedHead),
@@ -268,6 +281,21 @@ def test_damaged_task_files(tmp_path, changes, expected):
     text = message(lambda: load_task(path))
     assert expected in text
     assert str(path) in text
+
+
+def test_task_files_of_logistic_regression_without_an_intercept_still_load(tmp_path):
+    """As versions before the intercept wrote them; no other learner's file may lack a part."""
+    model = find_model("logistic-regression", DIM)
+    made = adapt(model._replace(learner=LogisticRegression(intercept=False)), *some_rows(8))
+    made.save(tmp_path / "old.safetensors")
+    assert_same_bits(load_task(tmp_path / "old.safetensors").head, made.head)
+    assert isinstance(made.head, LinearHead)
+    found = adapt(model, *some_rows(8))
+    found.save(tmp_path / "new.safetensors")
+    assert_same_bits(load_task(tmp_path / "new.safetensors").head, found.head)
+    other = dataclasses.replace(made, structure=dataclasses.replace(made.structure, learner="prototypical"))
+    other.save(tmp_path / "other.safetensors")
+    assert "bias should be [3]" in message(lambda: load_task(tmp_path / "other.safetensors"))
 
 
 def test_files_that_are_no_task_files(tmp_path):

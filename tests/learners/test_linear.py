@@ -27,17 +27,39 @@ def test_solve_agrees_with_numpy(size, float64):
     np.testing.assert_allclose(of_matrix, -of_right @ expected.T, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("strength", [1.0, 100.0])
-@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 5, 3), (22, 9, 19)], ids=str)
-def test_logistic_regression_agrees_with_scikit_learn(strength, counts, float64):
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 5, 3), (22, 9, 19), (7, 1)], ids=str)
+def test_logistic_regression_agrees_with_scikit_learn(strength, counts, intercept, float64):
+    """Also where classes are unbalanced, and with padding; the intercept is not penalised."""
     support, query = make_batch(0, counts), make_batch(1, (20, 20, 20))
-    head = adapt(LogisticRegression(strength), pad(support, 2)).head
-    reference = ReferenceLogistic(C=strength, fit_intercept=False, tol=1e-9, max_iter=10_000)
+    head = adapt(LogisticRegression(strength, intercept=intercept), pad(support, 2)).head
+    frequencies = np.log(counts) if intercept else 0  # scikit-learn's classes are as frequent as in the support set
+    scores = np.asarray(logits(head, query.inputs)) + frequencies
+    expected = reference_logits(support, query, strength, intercept)
+    between, expected = (x - x.mean(1, keepdims=True) for x in (scores, expected))
+    np.testing.assert_allclose(between, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def reference_logits(support, query, strength, intercept):
+    strength *= 2 if support.way == 2 else 1  # with two classes its one row is the difference of our two
+    reference = ReferenceLogistic(C=strength, fit_intercept=intercept, tol=1e-9, max_iter=10_000)
     reference.fit(np.asarray(support.inputs), np.asarray(support.targets).argmax(1))
-    np.testing.assert_allclose(head.weights, reference.coef_, atol=2e-6 * np.abs(reference.coef_).max())
-    scores = np.exp(logits(head, query.inputs))
-    ours = scores / scores.sum(1, keepdims=True)
-    np.testing.assert_allclose(ours, reference.predict_proba(np.asarray(query.inputs)), atol=1e-5)
+    found = reference.decision_function(np.asarray(query.inputs))
+    return np.stack([np.zeros_like(found), found], 1) if found.ndim == 1 else found
+
+
+def test_gradient_of_logistic_regression_vanishes_with_the_intercept(float64):
+    """Of the penalised loss, by `jax.grad`, for classes that are far from balanced."""
+    support, strength = make_batch(0, (12, 1, 3)), 30.0
+    head = adapt(LogisticRegression(strength), support).head
+
+    def loss(weights, bias):
+        logs = jax.nn.log_softmax(support.inputs @ weights.T + bias[None, :])
+        return -jnp.sum(support.targets * logs) + jnp.sum(weights**2) / (2 * strength)
+
+    for slope in jax.grad(loss, (0, 1))(head.weights, head.bias + jnp.log(jnp.array([12, 1, 3]))):
+        np.testing.assert_allclose(slope, 0, atol=1e-9)
 
 
 def test_logistic_regression_in_single_precision(float64):
@@ -48,6 +70,16 @@ def test_logistic_regression_in_single_precision(float64):
     single = logits(adapt(LogisticRegression(100.0), support).head, query.inputs)
     assert single.dtype == np.float32
     np.testing.assert_allclose(single, exact, atol=1e-2)
+
+
+def test_more_examples_of_a_class_make_it_no_more_likely(float64):
+    """An input that no example resembles, in tasks where the examples of one class are there many times."""
+    for times in (1, 30):
+        support = make_batch(0, (1, 1, 1))
+        order = np.repeat(np.arange(3), (times, 1, 1))
+        repeated = jax.tree.map(lambda leaf, order=order: leaf[order], support)
+        found = logits(adapt(LogisticRegression(0.01), repeated).head, make_batch(1).inputs)
+        np.testing.assert_allclose(jax.nn.softmax(found), 1 / 3, atol=0.02)
 
 
 def test_ridge_agrees_with_scikit_learn(float64):

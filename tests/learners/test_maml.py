@@ -11,11 +11,13 @@ from helpers.small import (
     HYPER,
     adapt,
     close,
+    logits,
     make_batch,
     make_learner,
     make_task,
     meta_gradient,
     meta_loss,
+    pad,
     shake,
 )  # fmt: skip
 
@@ -77,3 +79,31 @@ def test_reptile_goes_where_descent_on_all_examples_leads():
     scores = np.exp(np.asarray(task.query.inputs) @ adapted.T)
     right = np.sum(scores * np.asarray(task.query.targets), 1) / scores.sum(1)
     np.testing.assert_allclose(info["query_loss"], -np.log(right).mean(), rtol=1e-5)
+
+
+def test_protomaml_starts_as_a_prototypical_net():
+    support, inputs = make_batch(0, (2, 5, 3)), make_batch(1).inputs
+    proto = shake(make_learner("protomaml", finetune_steps=0))
+    net = dataclasses.replace(
+        make_learner("prototypical"), embedding=proto.embedding, log_sharpness=proto.log_sharpness
+    )
+    close(*(logits(adapt(learner, support).head, inputs) for learner in (proto, net)))
+
+
+def test_one_step_of_protomaml_by_hand(float64):
+    """Of weights and bias, on embedded examples, by the mean over examples times the classes."""
+    support, inputs = make_batch(0, (2, 5, 3)), np.asarray(make_batch(1).inputs)
+    proto = shake(make_learner("protomaml", finetune_steps=1))
+    embed = np.eye(DIM) + np.asarray(proto.embedding.departure)
+    rows, targets = np.asarray(support.inputs) @ embed, np.asarray(support.targets)
+    sharpness = np.exp(proto.log_sharpness)
+    prototypes = targets.T @ rows / targets.sum(0)[:, None]
+    weights, bias = 2 * sharpness * prototypes, -sharpness * np.sum(prototypes**2, 1)
+    powers = np.exp(rows @ weights.T + bias)
+    wrong = (powers / powers.sum(1, keepdims=True) - targets) * 3 / len(rows)
+    weights = weights - float(proto.step_size) * wrong.T @ rows
+    bias = bias - float(proto.step_size) * wrong.sum(0)
+    found = adapt(proto, pad(support, 2))
+    np.testing.assert_allclose(logits(found.head, inputs), inputs @ embed @ weights.T + bias, rtol=1e-9)
+    right = 1 - np.abs(wrong).sum(1) * len(rows) / 6
+    np.testing.assert_allclose(found.trace.support_losses, -3 * np.log(right).mean())

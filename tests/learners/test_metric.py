@@ -62,7 +62,22 @@ def relation(learner, x, classes):
     return scores
 
 
-@pytest.mark.parametrize("definition", [cl2n, prototypical, matching, relation])
+def feat(learner, x, classes):
+    matrix, sharpness = embedding(learner), np.exp(learner.log_sharpness)
+    prototypes = [np.mean([matrix @ example for example in members], 0) for members in classes]
+    normal = [(one - one.mean()) / np.sqrt(one.var() + 1e-5) / np.sqrt(DIM) for one in prototypes]
+    names = ("to_query", "to_key", "to_value", "to_output")
+    to_query, to_key, to_value, to_output = (np.asarray(getattr(learner, name), np.float64).T for name in names)
+    logs = []
+    for prototype, own in zip(prototypes, normal, strict=True):
+        attention = np.array([np.exp((to_query @ own) @ (to_key @ other) * np.sqrt(DIM)) for other in normal])
+        attention /= attention.sum()
+        seen = sum(share * to_value @ other for share, other in zip(attention, normal, strict=True))
+        logs.append(-sharpness * np.sum((matrix @ x - prototype - to_output @ seen) ** 2))
+    return logs
+
+
+@pytest.mark.parametrize("definition", [cl2n, prototypical, matching, relation, feat])
 def test_log_probabilities_by_definition(definition, float64):
     learner = shake(make_learner(definition.__name__))
     support, query = make_batch(0, COUNTS), make_batch(1, (4, 4, 4))
@@ -73,7 +88,12 @@ def test_log_probabilities_by_definition(definition, float64):
     assert np.std(expected) > 0.1  # else any answer would do
 
 
-@pytest.mark.parametrize("name", ["prototypical", "matching", "ridge"])
+def test_untrained_feat_is_a_prototypical_net():
+    support, query = make_batch(0, COUNTS), make_batch(1)
+    close(*(logits(adapt(make_learner(name), support).head, query.inputs) for name in ("feat", "prototypical")))
+
+
+@pytest.mark.parametrize("name", ["prototypical", "matching", "ridge", "protomaml"])
 def test_embedding_starts_at_the_features_and_pays_for_leaving_them(name):
     learner, task = make_learner(name), make_task()
     close(learner.embedding(task.support.inputs), task.support.inputs, 0)

@@ -169,6 +169,13 @@ def load_tree(path: Path, like: PyTree, old_names: Mapping[str, str] | None = No
     return jax.tree.unflatten(structure, [jnp.asarray(arrays[name]) for name in names])
 
 
+def stored_names(path: Path) -> frozenset[str]:
+    """The names of the leaves in a file that `save_tree` wrote."""
+    read_header(path)
+    with safetensors.safe_open(path, framework="np") as archive:
+        return frozenset(archive.keys())
+
+
 def same_numbers(found: np.dtype, expected: np.dtype) -> bool:
     """Whether it is the same type, up to single or double precision: that depends on a setting of JAX."""
     return found == expected or (found.kind == expected.kind and found.itemsize >= 4)

@@ -213,6 +213,19 @@ PRESETS: dict[str, Preset] = {
         HyperParams(1.3e-4, kl=0.0, encoder_penalty=0.0, l2=1e-2, orthogonality=0.0, keep_prob=0.5),
         Structure(learner="relation"),
     ),
+    "metaqda": Preset(
+        "by hand, by validation accuracy on the sample in this package after 500 steps, 1-shot",
+        1,
+        HyperParams(1e-3, kl=0.0, encoder_penalty=0.0, l2=4e-3, orthogonality=0.0, keep_prob=0.8),
+        Structure(learner="metaqda"),
+    ),
+    "protomaml": Preset(
+        "by hand, by validation accuracy on the sample in this package after 500 steps, 1-shot; longer inner steps "
+        "diverge with more examples",
+        1,
+        HyperParams(3e-4, kl=0.0, encoder_penalty=0.0, l2=4e-4, orthogonality=0.0, keep_prob=0.8),
+        Structure(learner="protomaml", finetune_step_size=1.0),
+    ),
 }
 
 
@@ -225,7 +238,8 @@ def find_preset(name: str | None, learner: str, shot: int | None, problem: str |
         name = problem if learner in ABLATIONS else f"{problem}-{'meta-sgd' if learner == 'meta-sgd' else 'maml'}"
     if name is None:
         few = "1shot" if (shot or 1) < 5 else "5shot"
-        own = {"meta-sgd": "meta-sgd", "maml": "maml", "fomaml": "maml", "reptile": "maml", "relation": "relation"}
+        own = {"fomaml": "maml", "reptile": "maml"}
+        own |= {name: name for name in ("meta-sgd", "maml", "relation", "metaqda", "protomaml")}
         name = f"metaleo-mini-{few}" if learner in ABLATIONS else own.get(learner, "embedding")
     if name not in PRESETS:
         raise unknown_name("preset", name, (*PRESETS, "best.json of a search"))

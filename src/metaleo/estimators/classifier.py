@@ -19,11 +19,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from metaleo._io.files import damaged, load_tree, save_tree
+from metaleo._io.files import damaged, load_tree, save_tree, stored_names
 from metaleo.checkpoints import TrainedModel, find_model, read_task_header
 from metaleo.engines import Engine, choose_engine
 from metaleo.errors import BadInput
 from metaleo.learners.base import Learner
+from metaleo.learners.linear import LogisticRegression
 from metaleo.learners.registry import Structure
 from metaleo.nn.heads import Head
 from metaleo.tasks.task import Batch, normalise
@@ -100,7 +101,10 @@ def load_task(path: Path) -> AdaptedClassifier:
     classes, about = tuple(header["classes"]), header["about"]
     with damaged(path, "task file"):
         check_way(len(classes), structure)
-        like = blank_head(structure.blank(), structure, len(classes), about["rows"])
+        learner = structure.blank()
+        if isinstance(learner, LogisticRegression) and "bias" not in stored_names(path):
+            learner = LogisticRegression(intercept=False)  # from a version that had no intercept
+        like = blank_head(learner, structure, len(classes), about["rows"])
     head = load_tree(path, like)
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(head)):
         raise BadInput(f"{path} is a damaged task file (it holds NaN or Inf)")

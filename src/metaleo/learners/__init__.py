@@ -9,9 +9,12 @@ from metaleo.learners.linear import LogisticRegression as LogisticRegression
 from metaleo.learners.linear import RidgeRegression as RidgeRegression
 from metaleo.learners.maml import MAML as MAML
 from metaleo.learners.maml import MetaSGD as MetaSGD
+from metaleo.learners.maml import ProtoMAML as ProtoMAML
 from metaleo.learners.maml import Reptile as Reptile
 from metaleo.learners.metric import CL2N as CL2N
+from metaleo.learners.metric import FEAT as FEAT
 from metaleo.learners.metric import MatchingNet as MatchingNet
 from metaleo.learners.metric import NearestCentroid as NearestCentroid
 from metaleo.learners.metric import PrototypicalNet as PrototypicalNet
 from metaleo.learners.metric import RelationNetLearner as RelationNetLearner
+from metaleo.learners.quadratic import MetaQDA as MetaQDA

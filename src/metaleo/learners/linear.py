@@ -6,11 +6,11 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from metaleo.learners.base import Adaptation, HyperParams, Learner, Metrics, dropout_inputs, query_loss_and_metrics
 from metaleo.losses import l2
-from metaleo.nn.heads import Embedding, LinearHead
+from metaleo.nn.heads import AffineHead, Embedding, LinearHead
 from metaleo.tasks.task import Batch, Task
 
 BLOCK = 16
@@ -65,7 +65,10 @@ def present(rows: Float[Array, "example dim"], support: Batch) -> Float[Array, "
 
 
 class LogisticRegression(Learner):
-    """min_W Σ_i cross-entropy(W x_i, y_i) + |W|²/2C, without intercept. It learns nothing from other tasks.
+    """min_{W, b} Σ_i cross-entropy(W x_i + b, y_i) + |W|²/2C. It learns nothing from other tasks.
+
+    The logits are W x + b_n - log N_n, where N_n counts the examples of a class: b fits how frequent the classes are in
+    the support set (King and Zeng 2001), which says nothing about queries; all learners take classes as equally likely.
 
     With few rows of length one, the penalty keeps logits far too small for the errors made: the temperatures of
     `learners.registry.UNTRAINED_TEMPERATURES` belong to the default C. Both were chosen on validation tasks of the
@@ -74,6 +77,7 @@ class LogisticRegression(Learner):
     Attributes:
         C: Inverse regularisation strength, as in scikit-learn.
         num_steps: Newton steps. Fifty feature vectors of length one need 8 for C = 1, and up to 18 for C = 100.
+        intercept: Whether there is a b, which is not penalised, as in scikit-learn. Without it, no N_n either.
 
     Examples:
         >>> import jax
@@ -85,18 +89,24 @@ class LogisticRegression(Learner):
 
     C: float = eqx.field(static=True, default=3.0)
     num_steps: int = eqx.field(static=True, default=20)
+    intercept: bool = eqx.field(static=True, default=True)
 
     def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
-        """W = C AᵀX, where A = Y - softmax(X Wᵀ). Solves for A, which has one row per example."""
+        """W = C AᵀX, where A = Y - softmax(X Wᵀ + b). Solves for A, which has one row per example, and for b."""
         del hyper, key
-        inputs = present(support.inputs, support)
+        inputs, targets = present(support.inputs, support), present(support.targets, support)
         products = self.C * inputs @ inputs.T
 
-        def step(dual, _):
-            return newton_step(dual, products, support.targets), None
+        def step(now, _):
+            dual, bias = now
+            return newton_step(dual, bias, products, targets, support.mask, self.intercept), None
 
-        dual, _ = jax.lax.scan(step, jnp.zeros_like(support.targets), length=self.num_steps)
-        return Adaptation(LinearHead(self.C * dual.T @ inputs))
+        start = jnp.zeros_like(targets), jnp.zeros_like(targets[0])
+        (dual, bias), _ = jax.lax.scan(step, start, length=self.num_steps)
+        weights = self.C * dual.T @ inputs
+        if not self.intercept:
+            return Adaptation(LinearHead(weights))
+        return Adaptation(AffineHead(weights, bias - jnp.log(targets.sum(0))))
 
     def meta_loss(self, task: Task, hyper: HyperParams, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Metrics]:
         return query_loss_and_metrics(self.adapt(task.support).head, task.query, hyper, None)
@@ -104,17 +114,22 @@ class LogisticRegression(Learner):
 
 def newton_step(
     dual: Float[Array, "example way"],
+    bias: Float[Array, " way"],
     products: Float[Array, "example example"],
     targets: Float[Array, "example way"],
-) -> Float[Array, "example way"]:
-    """A damped Newton step towards A = Y - P, where P = softmax(K A).
+    mask: Bool[Array, " example"],
+    intercept: bool,
+) -> tuple[Float[Array, "example way"], Float[Array, " way"]]:
+    """A damped Newton step towards A = Y - P and 1ᵀA = 0, where P = softmax(F) and F = K A + 1 bᵀ.
 
-    The full step solves (I + H K) A′ = H K A + Y - P, where H = diag(p) - p pᵀ for each example. Without p pᵀ the
+    The full step solves A′ = H (F - K A′ - 1 b′ᵀ) + Y - P, where H = diag(p) - p pᵀ for each example. Without p pᵀ the
     classes would decouple. It has rank one, so one more system with a row per example couples them (Rasmussen and
-    Williams 2006, Algorithm 3.3), and no system is as large as examples × classes.
+    Williams 2006, Algorithm 3.3), and no system is as large as examples × classes. That 1ᵀA′ = 0, because b has no
+    penalty, is a system for b′ with a row per class.
     """
-    logits = products @ dual
-    p = jax.nn.softmax(logits)
+    present = mask[:, None].astype(products.dtype)
+    logits = products @ dual + bias[None, :]
+    p = present * jax.nn.softmax(logits)
     right = p * (logits - jnp.sum(p * logits, axis=1, keepdims=True)) + targets - p
 
     def one_class(root: Float[Array, " example"]) -> Float[Array, "example example"]:
@@ -124,12 +139,25 @@ def newton_step(
 
     each = jax.vmap(one_class)(jnp.sqrt(p).T)  # (way, example, example)
     moved = jnp.einsum("nij,jn->in", each, products @ right)
-    shared = solve(each.sum(0), moved.sum(1, keepdims=True))
-    step = right - moved + jnp.einsum("nij,j->in", each, shared[:, 0]) - dual
+    of_bias = each.sum(2).T
+    columns = jnp.concatenate([moved.sum(1, keepdims=True), of_bias], axis=1)
+    shared = solve(each.sum(0) + jnp.diag(1 - present[:, 0]), columns)
+    new_dual = right - moved + jnp.einsum("nij,j->in", each, shared[:, 0])
+    new_bias = jnp.zeros_like(bias)
+    if intercept:
+        coupling = of_bias.T @ shared[:, 1:]
+        laplacian = jnp.diag(coupling.sum(1)) - coupling
+        # A constant in b changes no probability, so it has no inverse until that constant is fixed: here, to zero.
+        fixed = laplacian + jnp.trace(laplacian) / len(bias) ** 2
+        new_bias = solve(fixed, new_dual.sum(0)[:, None])[:, 0]
+        new_dual -= of_bias * new_bias[None, :] - jnp.einsum("nij,j->in", each, shared[:, 1:] @ new_bias)
+    change, change_of_bias = new_dual - dual, new_bias - bias
     # A full step may overshoot. The fraction log(1 + d)/d of it never does, where d is the largest change in the
     # difference of two logits of an example (Bach 2010, self-concordance). Near the solution the fraction tends to 1.
-    apart_by = jnp.maximum(jnp.ptp(products @ step, axis=1).max(), 1e-12)
-    return dual + jnp.log1p(apart_by) / apart_by * step
+    differences = jnp.ptp(present * (products @ change + change_of_bias[None, :]), axis=1)
+    apart_by = jnp.maximum(differences.max(), 1e-12)
+    fraction = jnp.log1p(apart_by) / apart_by
+    return dual + fraction * change, bias + fraction * change_of_bias
 
 
 class RidgeRegression(Learner):

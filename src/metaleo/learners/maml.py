@@ -1,4 +1,9 @@
-"""MAML, first-order MAML, Meta-SGD and Reptile, on the same networks as LEO: gradient descent from a learned start."""
+"""Gradient descent from a learned start: MAML, first-order MAML, Meta-SGD and Reptile, on the same networks as LEO.
+
+That of Proto-MAML is made of prototypes, on a learned embedding.
+"""
+
+import math
 
 import equinox as eqx
 import jax
@@ -6,9 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from metaleo._jax.random import dropout_masks
-from metaleo.learners.base import SUPPORT, Adaptation, HyperParams, Learner, Metrics, descend_weights
-from metaleo.losses import l2
-from metaleo.nn.heads import Network
+from metaleo.inner_loop import descend
+from metaleo.learners.base import SUPPORT, Adaptation, HyperParams, Learner, Metrics, descend_weights, dropout_inputs
+from metaleo.losses import l2, support_loss
+from metaleo.nn.heads import AffineHead, Embedding, Network, nearest_centroid_head
 from metaleo.tasks.task import Batch, Task
 
 
@@ -206,3 +212,56 @@ class Reptile(Learner):
 
     def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
         return hyper.l2 * l2(self.start)
+
+
+class ProtoMAML(Learner):
+    """Gradient steps on W and b from W = 2s c_n, b = -s|c_n|²: a prototypical net's (Triantafillou et al. 2020).
+
+    The logits are W E x + b, and c_n is the mean of a class's embedded examples. E, s and one step size are learned,
+    through all steps and through the start.
+
+    Args (of `ProtoMAML.init`):
+        key: Not used; accepted for consistency with other learners.
+        dim: Numbers per example.
+        step_size: Initial value of the learned step size.
+        num_steps: Gradient steps.
+        max_grad_norm: Maximum norm of an inner gradient.
+        sharpness: Initial value of the learned s.
+
+    Examples:
+        >>> import jax
+        >>> from metaleo import ProtoMAML, labelled
+        >>> learner = ProtoMAML.init(jax.random.key(0), dim=2)
+        >>> learner.adapt(labelled(jax.numpy.eye(2), jax.numpy.arange(2), way=2)).head(jax.numpy.ones(2)).shape
+        (2,)
+    """
+
+    embedding: Embedding
+    log_sharpness: Float[Array, ""]
+    step_size: Float[Array, ""]
+    num_steps: int = eqx.field(static=True)
+    max_grad_norm: float | None = eqx.field(static=True, default=None)
+
+    @classmethod
+    def init(
+        cls, key: PRNGKeyArray, dim: int, *, step_size: float | Float[Array, ""] = 1.0, num_steps: int = 5,
+        max_grad_norm: float | None = None, sharpness: float = 10.0,
+    ) -> "ProtoMAML":  # fmt: skip
+        del key
+        learned = jnp.full((), math.log(sharpness)), jnp.full((), step_size)
+        return cls(Embedding.init(dim), *learned, num_steps, max_grad_norm)
+
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        embedded = self.embedding(dropout_inputs(support, hyper, key))
+        start = nearest_centroid_head(support.class_weights() @ embedded, jnp.exp(self.log_sharpness))
+
+        def loss(affine: Float[Array, "way size"], _: None) -> Float[Array, ""]:
+            return support_loss(embedded @ affine[:, :-1].T + affine[None, :, -1], support)
+
+        affine = jnp.concatenate([start.weights, start.bias[:, None]], axis=1)
+        end, losses = descend(loss, affine, self.step_size, self.num_steps, max_grad_norm=self.max_grad_norm)
+        head = AffineHead(self.embedding.transpose(end[:, :-1]), end[:, -1])
+        return Adaptation(head, Descent(affine, end, losses))
+
+    def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
+        return hyper.l2 * l2(self.embedding.departure)

@@ -120,6 +120,56 @@ class PrototypicalNet(Learner):
         return hyper.l2 * l2(self.embedding.departure)
 
 
+class FEAT(Learner):
+    """A prototypical net whose prototypes look at each other, by one head of attention (Ye et al. 2020).
+
+    c′_n = c_n + W_o Σ_m a_nm W_v l_m, where a_n = softmax_m(√d (W_q l_n)·(W_k l_m)) and l_n is c_n after layer
+    normalisation to length one; logits are -s|E x - c′_n|². W_o starts at zero, so c′ starts as c: untrained, it is a
+    prototypical net. For that, the normalisation is on the way into the attention; theirs is behind the sum.
+
+    Args (of `FEAT.init`):
+        key: Random key for the initial weights.
+        dim: Numbers per example.
+        sharpness: Initial value of the learned s.
+
+    Examples:
+        >>> import jax
+        >>> from metaleo import FEAT, labelled
+        >>> learner = FEAT.init(jax.random.key(0), dim=2)
+        >>> learner.adapt(labelled(jax.numpy.eye(2), jax.numpy.arange(2), way=2)).head(jax.numpy.ones(2)).shape
+        (2,)
+    """
+
+    embedding: Embedding
+    to_query: Float[Array, "dim dim"]
+    to_key: Float[Array, "dim dim"]
+    to_value: Float[Array, "dim dim"]
+    to_output: Float[Array, "dim dim"]
+    log_sharpness: Float[Array, ""]
+
+    @classmethod
+    def init(cls, key: PRNGKeyArray, dim: int, *, sharpness: float = 10.0) -> "FEAT":
+        to_query, to_key, to_value = (glorot_uniform()(one, (dim, dim)) for one in jax.random.split(key, 3))
+        log_sharpness = jnp.full((), math.log(sharpness))
+        return cls(Embedding.init(dim), to_query, to_key, to_value, jnp.zeros((dim, dim)), log_sharpness)
+
+    def adapt(self, support: Batch, hyper: HyperParams | None = None, key: PRNGKeyArray | None = None) -> Adaptation:
+        prototypes = support.class_weights() @ self.embedding(dropout_inputs(support, hyper, key))
+        head = nearest_centroid_head(prototypes + self.attend(prototypes), jnp.exp(self.log_sharpness))
+        return Adaptation(AffineHead(self.embedding.transpose(head.weights), head.bias))
+
+    def attend(self, prototypes: Float[Array, "way dim"]) -> Float[Array, "way dim"]:
+        """What each prototype learns from all."""
+        root = math.sqrt(prototypes.shape[1])
+        rows = jax.nn.standardize(prototypes, axis=1) / root
+        scores = root * (rows @ self.to_query) @ (rows @ self.to_key).T
+        return jax.nn.softmax(scores, axis=1) @ (rows @ self.to_value) @ self.to_output
+
+    def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
+        learned = self.embedding.departure, self.to_query, self.to_key, self.to_value, self.to_output
+        return hyper.l2 * l2(*learned)
+
+
 class MatchingNet(Learner):
     """Attention to the support examples by cosine; each example votes for its class (Vinyals et al. 2016).
 

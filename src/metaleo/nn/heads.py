@@ -113,6 +113,31 @@ class RelationHead(Head):
         return self.sharpness * (jax.nn.relu(hidden @ self.middle) @ self.last)
 
 
+class QuadraticHead(Head):
+    """b_n - f_n g(q_n) with q_n = δᵀ (I + V_nᵀ V_n)⁻¹ δ, where δ = E x - c_n is measured from the class's mean.
+
+    By Woodbury's identity q_n = |δ|² - (V_n δ)ᵀ (I + V_n V_nᵀ)⁻¹ V_n δ. Each row of V belongs to one class, so the
+    matrix is that of all rows, without the products of rows of two classes.
+    """
+
+    embedding: Embedding
+    shift: Float[Array, " dim"]
+    means: Float[Array, "way dim"]  # embedded and shifted
+    rows: Float[Array, "example dim"]  # V; zero for padding
+    members: Float[Array, "example way"]  # zero for padding
+    inverse: Float[Array, "example example"]
+    bias: Float[Array, " way"]
+    factor: Float[Array, " way"]
+    width: Float[Array, " way"] | None  # g(q) is log(1 + width q); q itself without a width
+
+    def __call__(self, x: Float[Array, " dim"]) -> Float[Array, " way"]:
+        u = self.embedding(x) - self.shift
+        distances = jnp.sum(u**2) - 2 * self.means @ u + jnp.sum(self.means**2, axis=1)
+        from_mean = self.rows @ u - jnp.sum(self.members * (self.rows @ self.means.T), axis=1)
+        squares = distances - (from_mean * (self.inverse @ from_mean)) @ self.members
+        return self.bias - self.factor * (squares if self.width is None else jnp.log1p(self.width * squares))
+
+
 def nearest_centroid_head(centroids: Float[Array, "way dim"], sharpness: float | Float[Array, ""]) -> AffineHead:
     """-s|x - c|² for each centroid c, without the shared term -s|x|²: s(2c·x - |c|²)."""
     return AffineHead(2 * sharpness * centroids, -sharpness * jnp.sum(centroids**2, axis=1))
