@@ -40,9 +40,7 @@ def main():
     model, metaset = find_model(given.model), data.load_data(given.data).subset("test")
     rows = []
     for way in given.ways:
-        episodes = Episodes.over(
-            metaset, way, max(given.shots), 15, place_rows(metaset, normalised=model.structure.normalised)
-        )
+        episodes = Episodes.over(metaset, way, max(given.shots), 15, place_rows(metaset, prepare=model.prepare))
         for shot in given.shots:
             exact = dataclasses.replace(episodes, shot=shot)
             key, tasks = jax.random.fold_in(jax.random.key(SEED), 2), jnp.arange(given.tasks)

@@ -108,6 +108,7 @@ def test_help_shows_the_values_of_the_preset(preset, capsys, monkeypatch):
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     own = PRESETS[preset]
     values = {"shot": own.shot, "clip": own.clip, "latent": own.structure.latent, "kl": own.hyper.kl, **own.training}
+    values |= {name[:-1]: "..".join(map(str, values.pop(name))) for name in ("ways", "shots") if name in values}
     for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"
         assert re.search(rf" {flag}[ ,][^(]*(\([^d][^(]*)*\(default: {re.escape(str(value))}\)", text), flag
@@ -511,7 +512,11 @@ def test_help_fits_a_screen_and_names_every_command(capsys):
         (("train", "--zzz"), "metaleo: unknown flag --zzz; see metaleo train --help"),
         (("train", "extra"), "metaleo: unexpected argument 'extra'; see metaleo train --help"),
         (("train", "--official", "False"), "metaleo: unexpected argument 'False'; a switch takes no value; see"),
-        (("train", "--shot", "x"), "metaleo: --shot takes a whole number, not 'x'"),
+        (("train", "--shot", "x"), "metaleo: --shot takes a whole number or a range such as 2..20, not 'x'"),
+        (("train", "--learner", "leo-anchored", "--shot", "5..1"), "metaleo: --shot 5..1 must go from fewest to most"),
+        (("train", "--way", "2..5"), "metaleo: leo cannot learn from tasks of many ways; leo-anchored can"),
+        (("train", "--learner", "meta-sgd", "--anchor", "ridge"), "metaleo: meta-sgd has no anchor"),
+        (("train", "--learner", "leo-anchored", "--anchor", "x"), "metaleo: unknown --anchor 'x'; known are centroid"),
         (("train", "--kl", "x"), "metaleo: --kl takes a number, not 'x'"),
         (("evaluate", "x", "--way", "x"), "metaleo: --way takes a whole number, not 'x'"),
         (("train", "--shot"), "metaleo: --shot takes a value; see metaleo train --help"),

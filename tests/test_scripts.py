@@ -139,6 +139,16 @@ def intents(run, folder):
     assert [row["learner"] for row in rows] == ["leo", "nearest-centroid", "logistic-regression"]
 
 
+@case("benchmarks/matrix.py")
+def matrix(run, folder):
+    run("sample matrix.json --split val --way 5 --shot 1 --steps 2 --tasks 4")
+    rows = json.loads((folder / "matrix.json").read_text("utf-8"))["results"]
+    assert rows[0]["learner"] == "leo-anchored"
+    assert rows[0]["behind_by"] == 0
+    assert {row["learner"].split(",")[0] for row in rows} >= {"logistic-regression", "ridge", "nearest-centroid"}
+    assert all(row["accuracy"] > 0.3 for row in rows)
+
+
 @case("benchmarks/memory.py")
 def memory(run, _):
     result = json.loads(run("--gigabytes 0 --images 20 --steps 1 --learner maml --meta-batch 2 --validation-tasks 2"))

@@ -44,7 +44,7 @@ def rows_of(record: Any, kind: type, title: str = "") -> Iterator[tuple[str, str
         elif value is dataclasses.MISSING:
             shown = "required"
         else:
-            shown = f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"
+            shown = f"`{' '.join(map(str, value)) if type(value) is tuple else value}`"
         yield title, f"`{flag}`", shown if hints[field.name] is not Switch else "", about.get(field.name, "")
 
 

@@ -16,6 +16,8 @@ from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput, unknown_name
 from metaleo.learners.base import Learner
 from metaleo.learners.registry import UNTRAINED, UNTRAINED_TEMPERATURES, Structure
+from metaleo.tasks.episodes import Prepare, as_they_are
+from metaleo.tasks.task import normalise
 
 BUILTIN_MODELS = ("miniimagenet", "intents", "omniglot", "sines-and-lines")
 """Names of the trained models in this package."""
@@ -52,6 +54,11 @@ class TrainedModel(NamedTuple):
     structure: Structure
     header: dict[str, Any]
 
+    @property
+    def prepare(self) -> Prepare:
+        """What is done to vectors before the learner sees them."""
+        return self.learner.preparation if self.structure.normalised else as_they_are
+
     def setting(self, name: str) -> Any:
         """A field of the configuration that the model was trained with."""
         try:
@@ -71,7 +78,7 @@ class TrainedModel(NamedTuple):
 
 def save_model(path: Path, learner: Learner, structure: Structure, header: dict[str, Any]) -> None:
     """Write a model file; `header` is its metadata, stored as JSON."""
-    rows = "l2" if structure.normalised else "none"
+    rows = "none" if not structure.normalised else "l2" if learner.preparation is normalise else "whitened"
     save_tree(path, learner, {"kind": "model", "structure": vars(structure), "normalise": rows, **header})
 
 

@@ -22,7 +22,7 @@ from metaleo._io.files import atomic_write
 from metaleo.checkpoints import TrainedModel, load_model, training_config
 from metaleo.errors import BadInput, needs_extra
 from metaleo.learners.registry import Structure
-from metaleo.tasks.task import labelled, normalise
+from metaleo.tasks.task import labelled
 
 if TYPE_CHECKING:
     import onnx
@@ -90,8 +90,7 @@ def predictor(model: TrainedModel, way: int, shot: int, temperature: float) -> P
     """The function to export: from rows as they come, support set ordered by class, to calibrated probabilities."""
 
     def predict(support: Float[Array, "example dim"], query: Float[Array, "query dim"]) -> Float[Array, "query way"]:
-        if model.structure.normalised:
-            support, query = normalise(support), normalise(query)
+        support, query = model.prepare(support), model.prepare(query)
         batch = labelled(support, np.repeat(np.arange(way), shot), way)
         logits = jax.vmap(model.learner.adapt(batch).head)(query)
         return jax.nn.softmax(logits / temperature)

@@ -16,6 +16,7 @@ from helpers.small import (
     make_candidate,
     make_learner,
     make_metaset,
+    make_structure,
     message,
     own_loss,
     shake,
@@ -389,3 +390,8 @@ def test_a_step_of_no_length_is_no_error():
     steps = {"z": np.zeros((2, 1)), "decoded": np.zeros((2, 1))}
     told = describe_coverage(Coverage(np.ones(3), steps, {kind: np.zeros(2) for kind in steps}))
     assert told["step in theta over step in z"]["median"] == 0
+
+
+def test_leo_with_an_anchor_is_refused(tmp_path):
+    candidate, suite = make_candidate(tmp_path, make_structure("leo-anchored", classes=8))
+    assert "adds decoded weights to an anchor" in message(lambda: measure_coverage(candidate, suite, "test", 0, 2))

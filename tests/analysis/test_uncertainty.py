@@ -32,9 +32,9 @@ from metaleo.analysis.uncertainty import (
 from metaleo.evaluation.evaluate import score_learner, summarise, task_key
 from metaleo.learners.registry import Structure
 from metaleo.tasks import Batch, Episodes, Task
-from metaleo.tasks.episodes import place_rows
+from metaleo.tasks.episodes import as_they_are, place_rows
 from metaleo.tasks.sines_and_lines import SinesAndLines
-from metaleo.tasks.task import key_apart
+from metaleo.tasks.task import key_apart, normalise
 
 SIZES = {"latent": 4, "latent_steps": 1, "finetune_steps": 1, "latent_step_size": 0.5, "finetune_step_size": 0.3}
 FUNCTIONS = {
@@ -295,7 +295,9 @@ def test_samples_are_adaptations_with_keys_of_their_own(tmp_path, changes):
     learner, index = candidate.learner, 2
     found = collect_answers(candidate, suite, "test", 3, 4, samples=SAMPLES)["samples"]
     own = jax.random.fold_in(task_key(3), index)
-    episodes = Episodes.over(uneven().subset("test"), 3, 2, None, place_rows(uneven(), normalised=not changes))
+    episodes = Episodes.over(
+        uneven().subset("test"), 3, 2, None, place_rows(uneven(), prepare=as_they_are if changes else normalise)
+    )
     task = jax.jit(lambda key: episodes.sample(key))(own)
 
     @jax.jit

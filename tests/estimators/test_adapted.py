@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from helpers.marks import by_default
 from helpers.small import DIM, close, make_model, message
-from metaleo.checkpoints import save_model
+from metaleo.checkpoints import load_model, save_model
 from metaleo.estimators.classifier import (
     AdaptedClassifier,
     adapt,
@@ -345,3 +345,19 @@ def test_an_adaptation_that_went_astray():
     decoder = jax.tree.map(lambda leaf: leaf * jnp.inf, broken.decoder)
     model = model._replace(learner=dataclasses.replace(broken, decoder=decoder))
     assert "the adapted classifier is not finite" in message(lambda: adapt(model, ROWS, NAMES))
+
+
+def test_an_anchored_model_prepares_rows_by_itself(tmp_path):
+    """Centring and whitening are in the model and in the task file: neither `fit` nor `predict` is told of them."""
+    model = make_model("leo-anchored", classes=4)
+    random, labels = np.random.default_rng(0), [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    rows, asked = (3 + random.normal(size=(count, DIM)).astype(np.float32) for count in (9, 5))
+    task = adapt(model, rows, labels)
+    support = labelled(model.learner.preparation(jnp.asarray(rows)), jnp.asarray(labels), 3)
+    expected = jax.vmap(model.learner.adapt(support).head)(model.learner.preparation(jnp.asarray(asked)))
+    np.testing.assert_allclose(task.logits(asked), expected, rtol=1e-3, atol=1e-3)
+    task.save(tmp_path / "task.safetensors")
+    np.testing.assert_array_equal(load_task(tmp_path / "task.safetensors").logits(asked), task.logits(asked))
+    save_model(tmp_path / "model.safetensors", model.learner, model.structure, {})
+    again = adapt(load_model(tmp_path / "model.safetensors"), rows, labels)
+    np.testing.assert_array_equal(again.logits(asked), task.logits(asked))

@@ -21,7 +21,7 @@ from metaleo.learners import Joint
 from metaleo.learners.joint import Tail
 from metaleo.learners.registry import Structure
 from metaleo.tasks import Task
-from metaleo.tasks.episodes import place_rows
+from metaleo.tasks.episodes import as_they_are, place_rows
 from metaleo.tasks.task import labelled, normalise
 
 ARCHITECTURE = Architecture("conv4", 0, 8, side=16, channels=1, share=1.0, layer=4)
@@ -127,7 +127,7 @@ def test_model_file_round_trip(tmp_path):
 @pytest.mark.parametrize("on_device", [True, False])
 def test_rows_may_be_taken_as_they_are(on_device):
     features = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
-    rows = place_rows(MetaSet.from_classes(features, ("a", "b", "c"), ("train",) * 3), on_device, normalised=False)
+    rows = place_rows(MetaSet.from_classes(features, ("a", "b", "c"), ("train",) * 3), on_device, as_they_are)
     np.testing.assert_array_equal(rows.take(jnp.array([0, 5])), features.reshape(-1, 4)[[0, 5]])
 
 

@@ -283,6 +283,7 @@ def test_command(here, capsys):
         (("--way", "6"), "6-way tasks need 6 classes; the val split has 5"),
         (("--trials", "0"), "--trials 0 must be at least 1"),
         (("--sampler", "grid"), "unknown --sampler 'grid'; known are random, tpe"),
+        (("--learner", "leo-anchored"), "a search cannot vary leo-anchored"),
         (("--halvings", "-1"), "--halvings -1 must be from 0 to 10"),
         (("--storage", "postgresql://me@127.0.0.1:1/x"), "cannot reach the database postgresql://me@127.0.0.1:1/x: "),
     ],

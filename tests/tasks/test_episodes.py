@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.small import make_metaset
 from metaleo.data import MetaSet
 from metaleo.errors import BadInput
 from metaleo.tasks import Episodes
-from metaleo.tasks.episodes import place_rows, sample_without_replacement
+from metaleo.tasks.episodes import MixedEpisodes, place_rows, sample_without_replacement
 
 COUNTS = (4, 9, 5, 6, 4, 7)
 CLASS_OF = np.random.default_rng(0).permutation(np.repeat(np.arange(6), COUNTS))
@@ -218,3 +219,53 @@ def test_impossible_tasks_of_many_small_classes_name_a_few():
 def test_a_split_without_classes():
     with pytest.raises(BadInput, match="2-way tasks need 2 classes; the chosen split has 0"):
         Episodes.over(unbalanced().subset("test"), 2, 1, 1)
+
+
+def draw_mixed(tasks, count=200):
+    drawn = jax.tree.map(np.asarray, jax.jit(jax.vmap(tasks.sample))(jax.random.split(jax.random.key(0), count)))
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], drawn) for i in range(count)]
+
+
+def test_mixed_tasks_have_many_ways_and_shots():
+    tasks = MixedEpisodes.between(make_metaset(), (2, 6), (1, 5), query=3)
+    assert (tasks.way, tasks.shot, tasks.query) == (6, 5, 3)
+    ways, shots, uneven = set(), set(), 0
+    for task in draw_mixed(tasks):
+        counts = task.support.targets.sum(0)
+        present = counts > 0
+        ways.add(int(present.sum()))
+        shots.add(int(counts.max()))
+        uneven += len(set(counts[present].tolist())) > 1
+        assert (counts.astype(int)[: present.sum()] > 0).all()
+        asked = task.query.targets.sum(0)
+        assert ((asked > 0) == present).all()
+        assert asked.max() <= 3
+        assert (task.support.targets.sum(1) == task.support.mask).all()
+    assert ways == {2, 3, 4, 5, 6}
+    assert shots == {1, 2, 3, 4, 5}
+    assert 10 <= uneven <= 60
+
+
+def test_rows_of_a_mixed_task_are_distinct_and_of_its_classes():
+    metaset = make_metaset()
+    tasks = MixedEpisodes.between(metaset, (2, 6), (1, 5), query=3)
+    class_of = np.repeat(np.arange(len(metaset.counts)), metaset.counts)
+    for key in jax.random.split(jax.random.key(1), 20):
+        drawn = jax.tree.map(np.asarray, tasks.sample_indices(key))
+        support, query = drawn.support[drawn.support_present], drawn.query[drawn.query_present]
+        assert len({*support.tolist(), *query.tolist()}) == len(support) + len(query)
+        pairs = [*zip(drawn.support_class[drawn.support_present], class_of[support], strict=True),
+                 *zip(drawn.query_class[drawn.query_present], class_of[query], strict=True)]  # fmt: skip
+        assert len(set(pairs)) == len({own for own, _ in pairs}) == len({true for _, true in pairs})
+
+
+def test_mixed_tasks_have_no_more_than_the_data_allow():
+    tasks = MixedEpisodes.between(make_metaset(classes=(3, 3, 3), images=6).subset("train"), (2, 20), (1, 20), query=15)
+    assert (tasks.way, tasks.shot, tasks.query) == (3, 3, 3)
+    assert tasks.sample(jax.random.key(0)).support.inputs.shape == (9, 8)
+
+
+def test_tasks_of_many_ways_keep_one_example_of_each():
+    tasks = MixedEpisodes.between(make_metaset(classes=(80, 3, 3)).subset("train"), (70, 80), (1, 5), query=2)
+    for task in draw_mixed(tasks, 5):
+        assert ((task.support.targets.sum(0) >= 1).sum()) >= 70

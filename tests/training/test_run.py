@@ -23,6 +23,7 @@ from metaleo.errors import BadInput
 from metaleo.learners.registry import Structure
 from metaleo.tasks.episodes import HostRows
 from metaleo.training import run as runs
+from metaleo.training.baselines import Beside, beside_baselines
 from metaleo.training.population import devices_of, rounding
 from metaleo.training.run import TrainingRun, create_run_folder, resume_config
 
@@ -265,3 +266,47 @@ def test_signals_save_and_leave(tmp_path, number):
     config = TrainConfig.read(run / "config.json")
     state = load_tree(run / "state.safetensors", jax.eval_shape(TrainingRun(config, run, make_metaset()).start))
     assert int(state.step[0]) == steps_so_far(run)  # nothing that was reported is lost
+
+
+def anchored_config(**changes):
+    """A short run of an anchored LEO on mixed tasks."""
+    given = {"steps": 6, "validate_every": 2, "validation_tasks": 20, "meta_batch": 3, "query": 4, "latent": 4}
+    spans = {"way": 3, "ways": (2, 4), "shots": (1, 3), "decay": False}
+    return resolve_config(8, learner="leo-anchored", data="features.npz", **spans, **{**given, **changes})
+
+
+def test_an_anchored_run_starts_from_its_anchor_and_resumes_to_the_same_bits(tmp_path):
+    metaset = make_metaset()
+    whole = TrainingRun(anchored_config(), tmp_path / "whole", metaset)
+    create_run_folder(whole.folder, whole.config, overwrite=False)
+    state = whole.train(lambda records: None)
+    assert whole.anchor_score is not None
+    assert float(state.best_score[0]) >= whole.anchor_score
+    parts = TrainingRun(anchored_config(steps=2), tmp_path / "parts", metaset)
+    create_run_folder(parts.folder, parts.config, overwrite=False)
+    parts.train(lambda records: None)
+    again = TrainingRun(dataclasses.replace(parts.config, steps=6), parts.folder, metaset)
+    resumed = again.train(lambda records: None)
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_array_equal(one, other)
+    start = whole.start().learner.anchor
+    np.testing.assert_array_equal(start.means, state.learner.anchor.means)  # measured, never learned
+    np.testing.assert_array_equal(start.preparation.whitening, state.learner.anchor.preparation.whitening)
+
+
+def test_with_a_learning_rate_of_zero_the_anchor_stays_the_best(tmp_path):
+    run = TrainingRun(anchored_config(learning_rate=0.0), tmp_path / "run", make_metaset())
+    create_run_folder(run.folder, run.config, overwrite=False)
+    state = run.train(lambda records: None)
+    assert int(state.best_step[0]) == 0
+    assert float(state.best_score[0]) == run.anchor_score
+
+
+def test_baselines_stand_beside_a_model(tmp_path):
+    run = TrainingRun(anchored_config(steps=2), tmp_path / "run", make_metaset())
+    create_run_folder(run.folder, run.config, overwrite=False)
+    beside = beside_baselines(run, run.train(lambda records: None))
+    assert [(one.way, one.shot) for one in beside] == [(3, 1), (3, 5)]
+    assert all(1 / 3 < value <= 1 for one in beside for value in (one.model, one.centroid, one.logistic))
+    assert Beside(5, 1, 0.6, 0.6, 0.5).behind
+    assert not Beside(5, 1, 0.61, 0.6, 0.5).behind

@@ -84,6 +84,8 @@ def descending(candidate: Candidate) -> Descending:
     if not isinstance(inner, Descending):
         name = candidate.config.structure.learner
         raise BadInput(f"{candidate.path} ({name}) takes no gradient steps; LEO, MAML, Meta-SGD and Reptile do")
+    if candidate.model.structure.anchored:
+        raise BadInput(f"{candidate.path} adds decoded weights to an anchor; this analysis is of LEO without one")
     return inner
 
 

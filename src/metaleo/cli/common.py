@@ -46,6 +46,17 @@ DataOf = Annotated[str | None, default_is("the data it was trained on")]
 Out = Annotated[Path, tyro.conf.arg(aliases=["-o"])]
 Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")]
 
+
+class Span(typing.NamedTuple):
+    """A number, or a range of them."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return str(self.least) if self.least == self.most else f"{self.least}..{self.most}"
+
+
 records: dict[type, tuple[str, ...]] = {}
 """Records of the library whose fields are flags, each with the fields that are not."""
 registry = tyro.constructors.ConstructorRegistry()
@@ -67,6 +78,26 @@ def fields_as_flags(info: tyro.constructors.StructTypeInfo) -> tyro.constructors
     return tyro.constructors.StructConstructorSpec(
         lambda **values: dataclasses.replace(info.default, **values), tuple(fields)
     )
+
+
+@registry.primitive_rule
+def span_of_numbers(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """A flag that takes 5 or 2..20."""
+    if info.type is not Span:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1, metavar="INT|INT..INT", instance_from_str=lambda words: parse_span(words[0]),
+        is_instance=lambda value: isinstance(value, Span), str_from_instance=lambda span: [str(span)],
+    )  # fmt: skip
+
+
+def parse_span(word: str) -> Span:
+    least, _, most = word.partition("..")
+    try:
+        found = Span(int(least), int(most or least))
+    except ValueError:
+        raise ValueError(f"takes a whole number or a range such as 2..20, not {word!r}") from None
+    return found
 
 
 def as_typed(kind: Any) -> Any:

@@ -49,6 +49,8 @@ def in_one_line(said: str, command: str) -> str:
         return str(unknown_name(choice[2], choice[1], known))
     if value := re.match(r"Error parsing (\S+?):.*?(int|float)\b.*?: '(.*?)'", text):
         return f"{value[1]} takes a {'whole number' if value[2] == 'int' else 'number'}, not {value[3]!r}"
+    if value := re.match(r"Error parsing (\S+?): (takes .*? not '.*?')", text):
+        return f"{value[1]} {value[2]}"
     if value := re.match(r"Error parsing (\S+?): Could not parse arguments \[(.*?)\]", text):
         return f"{value[1]} cannot be {value[2]}{more}"
     if value := re.match(r"Missing value for argument '(\S+)'\. Expected (\d+)", text):

@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from metaleo.cli.common import Columns, Switch, default_is, emit, progress, records, registry, tell, visible
+from metaleo.cli.common import (
+    Columns,
+    Span,
+    Switch,
+    default_is,
+    emit,
+    make_table,
+    progress,
+    records,
+    registry,
+    tell,
+    visible,
+)
 from metaleo.config.presets import default_config, resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput, unknown_name
@@ -19,8 +31,15 @@ if TYPE_CHECKING:
     from metaleo.training.run import TrainingRun
 
 EVERYDAY = ("data", "label", "ignore", "way", "shot", "steps", "seed")
-records[TrainConfig] = (*EVERYDAY, "structure", "hyper")
-records[Structure] = ("learner", "dim", "way", "noise", "tail")  # `--learner`, `--way`, and what the data decide
+records[TrainConfig] = (*EVERYDAY, "ways", "shots", "structure", "hyper")
+records[Structure] = (
+    "learner",
+    "dim",
+    "way",
+    "noise",
+    "tail",
+    "classes",
+)  # `--learner`, `--way`, and what the data decide
 records[HyperParams] = ()
 
 
@@ -29,7 +48,7 @@ class Selection:
     """The flags that decide the defaults of all others."""
 
     learner: str | None = None
-    shot: int | None = None
+    shot: str | None = None
     preset: str | None = None
     problem: str | None = None
     out: Path | None = None
@@ -66,10 +85,10 @@ class Train:
     """What to meta-train: leo, meta-sgd, maml, prototypical, … (`metaleo list learners`)."""
     preset: Annotated[str | None, default_is("the one for this learner and shot")] = None
     """Hyper-parameters to start from: a name (`metaleo list presets`), or best.json of a search."""
-    way: int = TrainConfig.way
-    """Classes per task."""
-    shot: int = TrainConfig.shot
-    """Labelled examples per class."""
+    way: Span = Span(TrainConfig.way, TrainConfig.way)
+    """Classes per task; leo-anchored also learns from tasks of many ways: 2..20."""
+    shot: Span = Span(TrainConfig.shot, TrainConfig.shot)
+    """Labelled examples per class; of leo-anchored also 1..20, and then also unequal ones."""
     steps: int = TrainConfig.steps
     """Meta-steps at most; the run stops earlier when validation no longer improves."""
     seed: int = TrainConfig.seed
@@ -101,13 +120,16 @@ class Train:
             raise unknown_name("problem", chosen.problem, PROBLEMS)
         if chosen.resume and chosen.out is not None and (chosen.out / "config.json").is_file():
             return cls.of(TrainConfig.read(chosen.out / "config.json"), out=chosen.out)
-        config = default_config(chosen.learner, chosen.shot, preset=chosen.preset, problem=chosen.problem)
+        least = (chosen.shot or "").partition("..")[0]
+        shot = int(least) if least.isdecimal() else None  # any other word is refused when all flags are read
+        config = default_config(chosen.learner, shot, preset=chosen.preset, problem=chosen.problem)
         return cls.of(config, preset=chosen.preset, problem=chosen.problem)
 
     @classmethod
     def of(cls, config: TrainConfig, **others: Any) -> "Train":
         """The flags that mean this configuration."""
         everyday = {name: getattr(config, name) for name in EVERYDAY}
+        everyday |= {name: Span(*span) for name, span in zip(("way", "shot"), config.spans, strict=True)}
         if config.data in PROBLEMS:
             everyday["data"], others["problem"] = cls.data, config.data
         parts = {"training": config, "hyper": config.hyper, "structure": config.structure}
@@ -116,6 +138,10 @@ class Train:
     def resolve(self, dim: int) -> TrainConfig:
         """The whole configuration, checked."""
         flags = {name: getattr(self, name) for name in (*EVERYDAY, "learner", "preset", "problem")}
+        mixed = self.way.least != self.way.most or self.shot.least != self.shot.most
+        flags |= {"ways": tuple(self.way) if mixed else None, "shots": tuple(self.shot) if mixed else None}
+        usual = max(self.way.least, min(TrainConfig.way, self.way.most))  # what a mixed model is tested on by default
+        flags |= {"way": usual if mixed else self.way.least, "shot": self.shot.least}
         parts = visible(self.training) | visible(self.hyper) | visible(self.structure)
         return resolve_config(dim, **flags, **parts)
 
@@ -153,7 +179,7 @@ class Train:
             metaset = load_data(self.data, self.label, self.ignore)
             config = self.resolve(metaset.dim)
             check_enough(metaset, config.way)
-        kind = self.problem or f"{config.way}way-{config.shot}shot"
+        kind = self.problem or ("mixed" if config.mixed else f"{config.way}way-{config.shot}shot")
         folder = self.out or Path(f"runs/{config.structure.learner}-{kind}")
         run = TrainingRun(config, folder, metaset)  # bad data says so before the folder is touched
         if self.resume:
@@ -193,5 +219,19 @@ class Train:
             for i, seed in enumerate(run.seeds)
         ]
         result = {"run": str(folder), "config": config.to_json(), "seeds": per_seed}
-        emit(result, self.json, f"{folder}: best {what} {', '.join(format_score(score) for score in best)}")
+        shown: list[Any] = [f"{folder}: best {what} {', '.join(format_score(score) for score in best)}"]
+        if run.metaset is not None and config.train_on == "train":
+            from metaleo.training.baselines import beside_baselines
+
+            beside = beside_baselines(run, state)
+            result["beside"] = [dataclasses.asdict(one) for one in beside]
+            kinds = [f"{one.way}-way {one.shot}-shot" for one in beside]
+            names = {"this model": "model", "nearest centroid": "centroid", "logistic regression": "logistic"}
+            rows = [[name, *(f"{100 * getattr(one, field):.1f} %" for one in beside)] for name, field in names.items()]
+            shown += [make_table(["validation accuracy", *kinds], rows)]
+            if behind := [kind for kind, one in zip(kinds, beside, strict=True) if one.behind]:
+                tell(f"no better than what needs no training in {' and '.join(behind)} tasks; see `metaleo compare`")
+        if run.anchor is not None and not any(one["best_step"] for one in per_seed):
+            tell("training did not improve on the anchor, which is what the model is: its classifiers in closed form")
+        emit(result, self.json, *shown)
         tell(f"test it with:\n  metaleo evaluate {folder}")

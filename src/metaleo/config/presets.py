@@ -12,7 +12,7 @@ from metaleo.errors import BadInput, unknown_name
 from metaleo.features.backbone_files import load_backbone
 from metaleo.learners.base import HyperParams
 from metaleo.learners.joint import Sizes, Tail
-from metaleo.learners.registry import ABLATIONS, LEARNERS, UNTRAINED, Structure
+from metaleo.learners.registry import ABLATIONS, ANCHORED, LEARNERS, UNTRAINED, Structure
 from metaleo.tasks.sines_and_lines import NOISE
 
 
@@ -201,6 +201,20 @@ PRESETS: dict[str, Preset] = {
             max_grad_norm=10.0,
         ),
     ),
+    "anchored": Preset(
+        "by hand, by validation accuracy on miniImageNet features and on intents (docs/results-anchored.md)",
+        1,
+        HyperParams(5e-4, kl=1e-2, encoder_penalty=1e-9, l2=1e-2, orthogonality=0.0, keep_prob=0.6),
+        Structure(learner="leo-anchored", latent_steps=3, latent_step_size=0.1, finetune_steps=0),
+        training={
+            "steps": 1000,
+            "validate_every": 100,
+            "validation_tasks": 500,
+            "decay": True,
+            "ways": (2, 20),
+            "shots": (1, 20),
+        },
+    ),
     "embedding": Preset(
         "random searches of 32 trials on this project's miniImageNet features (docs/results.md)",
         1,
@@ -238,7 +252,7 @@ def find_preset(name: str | None, learner: str, shot: int | None, problem: str |
         name = problem if learner in ABLATIONS else f"{problem}-{'meta-sgd' if learner == 'meta-sgd' else 'maml'}"
     if name is None:
         few = "1shot" if (shot or 1) < 5 else "5shot"
-        own = {"fomaml": "maml", "reptile": "maml"}
+        own = {"fomaml": "maml", "reptile": "maml", ANCHORED: "anchored"}
         own |= {name: name for name in ("meta-sgd", "maml", "relation", "metaqda", "protomaml")}
         name = f"metaleo-mini-{few}" if learner in ABLATIONS else own.get(learner, "embedding")
     if name not in PRESETS:

@@ -30,6 +30,10 @@ class TrainConfig:
     """Classes per task."""
     shot: int = 1
     """Labelled examples per class."""
+    ways: tuple[int, int] | None = None
+    """Fewest and most classes of mixed tasks, instead of `way`, which is then that of tests."""
+    shots: tuple[int, int] | None = None
+    """Fewest and most labelled examples per class of mixed tasks, instead of `shot`."""
     query: int = 15
     """Query examples per class in training tasks; validation uses all other examples."""
     steps: int = 100_000
@@ -66,6 +70,13 @@ class TrainConfig:
         require_at_least(1, steps=self.steps)  # files of learners without training have none
         check_bounds(vars(structure), "Structure")
         require_seed(self.seed, self.seeds)
+        for name, span in (("way", self.ways), ("shot", self.shots)):
+            if span is not None and span[0] > span[1]:
+                raise BadInput(f"{name}={span[0]}..{span[1]} must go from fewest to most: {span[1]}..{span[0]}")
+        if self.ways is not None and self.ways[0] < 2:
+            raise BadInput(f"way={self.ways[0]}..{self.ways[1]} must start at 2 or more")
+        if self.mixed and not structure.anchored:
+            raise BadInput(f"{structure.learner} cannot learn from tasks of many ways; leo-anchored can")
         if structure.max_grad_norm is not None and not structure.max_grad_norm > 0:
             raise BadInput(f"max_grad_norm={structure.max_grad_norm} must be above 0")
         for name in ("latent_step_size", "finetune_step_size"):
@@ -79,8 +90,21 @@ class TrainConfig:
         structure.blank()  # raises if the parts do not fit together
 
     @property
+    def mixed(self) -> bool:
+        """Whether training tasks have many ways or shots."""
+        return self.ways is not None or self.shots is not None
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Fewest and most ways, and fewest and most shots."""
+        return self.ways or (self.way, self.way), self.shots or (self.shot, self.shot)
+
+    @property
     def kind(self) -> str:
         """The kind of task, in words."""
+        if self.mixed:
+            (ways, shots) = (str(low) if low == high else f"{low}..{high}" for low, high in self.spans)
+            return f"{ways}-way {shots}-shot"
         return f"{self.shot}-shot {self.data}" if self.data in PROBLEMS else f"{self.way}-way {self.shot}-shot"
 
     @property
@@ -89,10 +113,10 @@ class TrainConfig:
         return f"{self.structure.learner}{own}, {self.kind}"
 
     def to_json(self) -> dict[str, Any]:
-        """The fields; columns only if some were chosen, so that runs and studies of earlier versions go on."""
-        columns = {"label": self.label, "ignore": list(self.ignore)}
-        unused = [name for name, value in columns.items() if not value]
-        return {name: value for name, value in (dataclasses.asdict(self) | columns).items() if name not in unused}
+        """The fields; those that are new since version 0.1 only if they are used, so that runs and studies go on."""
+        optional = {"label": self.label, "ignore": list(self.ignore), "ways": self.ways, "shots": self.shots}
+        unused = [name for name, value in optional.items() if not value]
+        return {name: value for name, value in (dataclasses.asdict(self) | optional).items() if name not in unused}
 
     @classmethod
     def from_json(cls, values: Any) -> "TrainConfig":

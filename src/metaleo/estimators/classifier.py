@@ -26,7 +26,8 @@ from metaleo.errors import BadInput
 from metaleo.learners.base import Learner
 from metaleo.learners.linear import LogisticRegression
 from metaleo.learners.registry import Structure
-from metaleo.nn.heads import Head
+from metaleo.nn.heads import Head, PreparedHead
+from metaleo.tasks.preparation import Preparation
 from metaleo.tasks.task import Batch, normalise
 
 Labels = Sequence[Hashable] | np.ndarray
@@ -115,7 +116,17 @@ def blank_head(learner: Learner, structure: Structure, way: int, rows: int) -> H
     """The head that results from adapting to `rows` rows, with shapes in place of arrays."""
     inputs, targets = (jax.ShapeDtypeStruct((rows, width), jnp.float32) for width in (structure.dim, way))
     mask = jax.ShapeDtypeStruct((rows,), bool)
-    return jax.eval_shape(lambda learner, *parts: learner.adapt(Batch(*parts)).head, learner, inputs, targets, mask)
+
+    def adapted(learner: Learner, *parts: Array) -> Head:
+        return with_preparation(learner, learner.adapt(Batch(*parts)).head)
+
+    return jax.eval_shape(adapted, learner, inputs, targets, mask)
+
+
+def with_preparation(learner: Learner, head: Head) -> Head:
+    """The head on rows of length one, whatever else the learner's rows are prepared by."""
+    preparation = learner.preparation
+    return PreparedHead(preparation, head) if isinstance(preparation, Preparation) else head
 
 
 def adapt(model: TrainedModel, rows: Float[np.ndarray, "example dim"], labels: Labels) -> AdaptedClassifier:
@@ -184,6 +195,7 @@ def make_adapted(
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(head)):
         raise BadInput("the adapted classifier is not finite: are these rows of the kind the model was trained on?")
     counts = np.bincount(numbers, minlength=len(classes))
+    head = with_preparation(model.learner, head)
     about = {
         "learner": model.structure.learner,
         "examples": counts.tolist(),
@@ -252,17 +264,17 @@ def pad(rows: Float[np.ndarray, "example width"], length: int) -> Float[Array, "
 
 @functools.partial(jax.jit, static_argnames=("normalised", "engine"))
 def adapt_heads(learner: Learner, supports: Support, normalised: bool, engine: Engine) -> Head:
-    return engine.adapt(learner, jax.vmap(lambda *support: as_batch(support, normalised))(*supports))
+    return engine.adapt(learner, jax.vmap(lambda *support: as_batch(learner, support, normalised))(*supports))
 
 
-def as_batch(support: Support, normalised: bool) -> Batch:
+def as_batch(learner: Learner, support: Support, normalised: bool) -> Batch:
     inputs, targets, mask = support
-    return Batch(normalise(inputs) if normalised else inputs, targets, mask)
+    return Batch(learner.preparation(inputs) if normalised else inputs, targets, mask)
 
 
 @functools.partial(jax.jit, static_argnames="normalised")
 def draw_heads(learner: Learner, support: Support, normalised: bool, keys: Key[Array, " sample"]) -> Head:
-    batch = as_batch(support, normalised)
+    batch = as_batch(learner, support, normalised)
 
     def one(key: PRNGKeyArray) -> Head:
         return learner.adapt(batch, None, key).head

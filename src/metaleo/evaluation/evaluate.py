@@ -27,8 +27,8 @@ from metaleo.learners.base import HyperParams, Learner
 from metaleo.losses import accuracy, query_loss
 from metaleo.nn.heads import Head
 from metaleo.tasks import PROBLEMS
-from metaleo.tasks.episodes import Episodes, Rows, place_rows
-from metaleo.tasks.task import Batch, Task, Tasks, key_apart
+from metaleo.tasks.episodes import Episodes, Rows, as_they_are, place_rows
+from metaleo.tasks.task import Batch, Task, Tasks, key_apart, normalise
 
 FUNCTION_QUERY = 100
 """Query points of a test task of functions."""
@@ -354,7 +354,7 @@ class TaskSuite:
         self.way = first.setting("way") if way is None else way
         self.shot = first.setting("shot") if shot is None else shot
         self.metaset = None if self.problem else load_data(self.data, *self.columns(candidates))
-        self._rows: dict[bool, Rows] = {}
+        self._rows: dict[Any, Rows] = {}
 
     def columns(self, candidates: Sequence[Candidate]) -> tuple[str | None, tuple[str, ...]]:
         """The column of labels and the ignored ones of a table, as the models were trained; else nothing."""
@@ -398,8 +398,9 @@ class TaskSuite:
             raise BadInput(f"{path} has one code for all {structure.way} classes; way={self.way} is not possible")
         if "test" in split:
             self.refuse_trained(candidate, split)
-        if structure.normalised not in self._rows:
-            self._rows[structure.normalised] = place_rows(
-                self.metaset, fits_on_device(self.metaset.features.size), normalised=structure.normalised
-            )
-        return Episodes.over(self.metaset.subset(split), self.way, self.shot, query, self._rows[structure.normalised])
+        prepare = candidate.model.prepare
+        key = prepare if prepare is normalise or prepare is as_they_are else candidate.path
+        if key not in self._rows:
+            on_device = fits_on_device(self.metaset.features.size)
+            self._rows = {key: place_rows(self.metaset, on_device, prepare)}  # one copy at a time
+        return Episodes.over(self.metaset.subset(split), self.way, self.shot, query, self._rows[key])

@@ -301,10 +301,11 @@ def train_and_score(
         make_untrained(metaset, model, config) if learner in UNTRAINED else meta_train(
             metaset, folder, config, progress
         )
-    rows = place_rows(metaset, fits_on_device(metaset.features.size))
+    trained = load_model(model)
+    rows = place_rows(metaset, fits_on_device(metaset.features.size), trained.prepare)
     testing = Episodes.over(metaset.subset("test"), plan.way, config.shot, None, rows)
     with timed(folder, "testing"), progress.bar("testing", plan.tasks) as bar:
-        score = score_learner(load_model(model).learner, testing, plan.seed, plan.tasks, bar)
+        score = score_learner(trained.learner, testing, plan.seed, plan.tasks, bar)
     save_score(folder / "test.npz", score, plan.seed)
     return score
 

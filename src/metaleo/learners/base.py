@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import equinox as eqx
@@ -13,7 +14,7 @@ from metaleo._jax.random import apply_dropout, dropout_masks
 from metaleo.inner_loop import descend
 from metaleo.losses import accuracy, cross_entropy, query_loss
 from metaleo.nn.heads import Head, Network
-from metaleo.tasks.task import Batch, Task
+from metaleo.tasks.task import Batch, Task, normalise
 
 Metrics = dict[str, Float[Array, ""]]
 """Diagnostics of one task: reported, never differentiated."""
@@ -120,6 +121,12 @@ class Learner(eqx.Module):
         """A term that the outer loop adds to the mean over tasks once per meta-step, usually a penalty on weights."""
         del hyper
         return jnp.zeros(())
+
+    @property
+    def preparation(self) -> Callable[[Float[Array, "*batch dim"]], Float[Array, "*batch dim"]]:
+        """What is done to every row before the learner sees it: that of its anchor, or scaling to length one."""
+        anchor = getattr(self, "anchor", None)
+        return normalise if anchor is None else anchor.preparation
 
     def with_feature_mean(self, mean: Float[Array, " dim"]) -> "Learner":
         """This learner with the mean of the training features; most learners ignore it."""

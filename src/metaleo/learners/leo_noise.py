@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from metaleo._jax.random import dropout_masks, normals
+from metaleo._jax.random import apply_dropout, dropout_masks, normals
 from metaleo.learners.base import CODE, SUPPORT, WEIGHTS, HyperParams
 from metaleo.nn.encoder_decoder import Gaussian
 from metaleo.tasks.task import Batch
@@ -14,6 +14,8 @@ from metaleo.tasks.task import Batch
 Codes = Float[Array, "code latent"]
 Weights = Float[Array, "code size"]
 Losses = Float[Array, " step"]
+Start = Float[Array, "code size"] | float
+Step = float | Float[Array, ""]
 
 
 class Noise(eqx.Module):
@@ -28,6 +30,7 @@ class Noise(eqx.Module):
     latent_masks: Bool[Array, "latent_steps example dim"] | None = None
     finetune_masks: Bool[Array, "finetune_steps example dim"] | None = None
     keep_prob: float | Float[Array, ""] = 1.0
+    training: bool = eqx.field(static=True, default=False)  # whether the classes are those that anchors remember
 
 
 class Trace(eqx.Module):
@@ -43,13 +46,21 @@ class Trace(eqx.Module):
 def draw_noise(leo: Any, support: Batch, hyper: HyperParams | None, key: PRNGKeyArray) -> Noise:
     """Draw the noise on codes and weights and the dropout masks for a `LEO`; without `hyper` there is no dropout."""
     latent, codes, dtype = len(leo.latent_step_size), leo.network.codes(support), support.inputs.dtype
-    noise = Noise()
+    training = hyper is not None
+    noise = Noise(training=training)
     if leo.stochastic:
         code = normals(key, (codes, latent), CODE).astype(dtype)
-        noise = Noise(code, normals(key, (leo.latent_steps + 1, codes, leo.network.size), WEIGHTS).astype(dtype))
+        weights = normals(key, (leo.latent_steps + 1, codes, leo.network.size), WEIGHTS).astype(dtype)
+        noise = Noise(code, weights, training=training)
     if hyper is None or not leo.network.dropout:
         return noise
     shape = (1 + leo.latent_steps + leo.finetune_steps, *support.inputs.shape)
     kept = dropout_masks(key, hyper.keep_prob, shape, SUPPORT)
     encoder_mask, latent_masks, finetune_masks = jnp.split(kept, [1, 1 + leo.latent_steps])
-    return Noise(noise.code, noise.weights, encoder_mask[0], latent_masks, finetune_masks, hyper.keep_prob)
+    return Noise(noise.code, noise.weights, encoder_mask[0], latent_masks, finetune_masks, hyper.keep_prob, training)
+
+
+def dropped(support: Batch, noise: Noise) -> Batch:
+    """The support set with the dropout of the encoder's input."""
+    inputs = apply_dropout(support.inputs, noise.encoder_mask, noise.keep_prob)
+    return Batch(inputs, support.targets, support.mask)

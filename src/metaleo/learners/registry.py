@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from metaleo._io.json_values import from_json
 from metaleo.errors import BadInput, unknown_name
+from metaleo.learners.anchor import Anchor
 from metaleo.learners.base import Learner
 from metaleo.learners.joint import Joint, Sizes, Tail
 from metaleo.learners.leo import LEO
@@ -19,7 +20,7 @@ from metaleo.learners.linear import LogisticRegression, RidgeRegression
 from metaleo.learners.maml import MAML, MetaSGD, ProtoMAML, Reptile
 from metaleo.learners.metric import CL2N, FEAT, MatchingNet, NearestCentroid, PrototypicalNet, RelationNetLearner
 from metaleo.learners.quadratic import MetaQDA
-from metaleo.nn.heads import Network, named_network
+from metaleo.nn.heads import Network, affine_network, named_network
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "leo": {},
@@ -30,8 +31,11 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "leo-generator": {"latent_steps": 0, "finetune_steps": 0},
 }
 """LEO and its ablations in the paper (Table 2), with the options that each changes."""
+ANCHORED = "leo-anchored"
+"""LEO that starts from a classifier in closed form instead of from nothing."""
 LEARNERS = (
     *ABLATIONS,
+    ANCHORED,
     "maml",
     "fomaml",
     "meta-sgd",
@@ -100,6 +104,11 @@ class Structure:
     """Maximum norm of each inner gradient; useful if network or decoder are not linear."""
     samples: int = 1
     """Solutions that LEO samples per training task and scores jointly."""
+    anchor: Literal["centroid", "ridge", "logistic"] | None = None
+    """What leo-anchored adds decoded weights to: centroids with a prior, then nothing, one step of regression or ten;
+    by default logistic."""
+    classes: int = 0
+    """Training classes whose means an anchor keeps."""
     tail: Sizes | None = None
     """Sizes of the backbone's last stage, if it is learned too: height, width, channels in and out. Its rows are not
     normalised (see `normalised`)."""
@@ -117,8 +126,16 @@ class Structure:
         """Whether the learner takes rows scaled to length one."""
         return self.tail is None and self.network != "gru" and self.noise is None
 
+    @property
+    def anchored(self) -> bool:
+        """Whether the learner has an anchor. It also gives classes without examples no probability, so that it may be
+        trained on tasks of many ways."""
+        return self.learner == ANCHORED
+
     def generated(self) -> Network:
         """The network f_θ."""
+        if self.learner == ANCHORED:
+            return affine_network(self.dim)
         if self.noise is not None and self.codes == "class":
             raise BadInput("a code per class needs classes; functions have one code (codes=task)")
         targets = None if self.codes == "class" else self.way if self.noise is None else 1
@@ -129,6 +146,8 @@ class Structure:
         """A new, untrained learner."""
         if self.learner not in NETWORK_LEARNERS and (self.network, self.codes) != ("linear", "class"):
             raise BadInput(f"{self.learner} has no network to choose; {', '.join(NETWORK_LEARNERS)} do")
+        if self.anchor is not None and self.learner != ANCHORED:
+            raise BadInput(f"{self.learner} has no anchor; {ANCHORED} has")
         if self.tail is not None:
             if self.dim != math.prod(self.tail[:3]):
                 raise BadInput(f"rows of {self.dim} numbers are no images of {' x '.join(map(str, self.tail[:3]))}")
@@ -138,7 +157,7 @@ class Structure:
         steps = {"way": self.way, "step_size": self.finetune_step_size, "num_steps": self.finetune_steps,
                  "max_grad_norm": self.max_grad_norm}  # fmt: skip
         match self.learner:
-            case name if name in ABLATIONS:
+            case name if name in (*ABLATIONS, ANCHORED):
                 settings = {
                     "latent": self.latent,
                     "latent_steps": self.latent_steps,
@@ -151,7 +170,9 @@ class Structure:
                     "samples": self.samples,
                     "max_grad_norm": self.max_grad_norm,
                 }
-                return LEO.init(key, self.generated(), **{**settings, **ABLATIONS[name]})
+                if name == ANCHORED:
+                    settings["anchor"] = Anchor.blank(self.anchor or "logistic", self.dim, self.classes)
+                return LEO.init(key, self.generated(), **{**settings, **ABLATIONS.get(name, {})})
             case "maml":
                 return MAML.init(self.generated(), **steps)
             case "fomaml":

@@ -166,8 +166,10 @@ class Decoder(eqx.Module):
         size: int,
         widths: tuple[int, ...] = (),
         start: Float[np.ndarray, " size"] | None = None,
+        zero: bool = False,
     ) -> "Decoder":
         *hidden, weight = layers(key, (latent, *widths, 2 * size))
+        weight = jnp.zeros_like(weight) if zero else weight
         to_mean, to_raw_scale = jnp.split(weight, 2, axis=1)
         return cls(to_mean, to_raw_scale, tuple(hidden), None if start is None else jnp.asarray(start, float))
 

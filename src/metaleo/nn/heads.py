@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, PyTree
 
 from metaleo.errors import BadInput, unknown_name
 from metaleo.losses import cross_entropy, query_loss
+from metaleo.tasks.preparation import Preparation
 from metaleo.tasks.task import Batch, normalise
 
 
@@ -83,6 +84,16 @@ class CentredHead(Head):
 
     def __call__(self, x: Float[Array, " dim"]) -> Float[Array, " way"]:
         return self.affine(normalise(x - self.centre))
+
+
+class PreparedHead(Head):
+    """A head on prepared inputs."""
+
+    preparation: Preparation
+    head: Head
+
+    def __call__(self, x: Float[Array, " dim"]) -> Float[Array, " way"]:
+        return self.head(self.preparation(x))
 
 
 class AttentionHead(Head):
@@ -259,11 +270,14 @@ class Network:
         return support.way if self.per_class else 1
 
     def head(self, parameters: Float[Array, "code size"]) -> Head:
+        if self.apply is affine:
+            return AffineHead(parameters[:, :-1], parameters[:, -1])
         return LinearHead(parameters) if self.linear else GeneratedHead(parameters, self)
 
     def support_loss(self, predictions: Float[Array, "example ..."], support: Batch) -> Float[Array, ""]:
         """The inner loss (Eq. 5): the sum over the support set, divided by the number of examples per code."""
-        return self.codes(support) * query_loss(predictions, support, self.loss)
+        codes = jnp.sum(support.class_counts() > 0).astype(support.targets.dtype) if self.per_class else 1
+        return codes * query_loss(predictions, support, self.loss)
 
     def check(self, batch: Batch) -> None:
         """Raise `BadInput` for examples whose shape does not match the network."""
@@ -342,6 +356,16 @@ def linear_network(dim: int) -> Network:
         640
     """
     return Network(dot, np.zeros(dim, np.float32), (dim,), dropout=True, made=(linear_network, (dim,)))
+
+
+def affine(weights: Float[Array, " size"], x: Float[Array, " dim"]) -> Float[Array, ""]:
+    return weights[:-1] @ x + weights[-1]
+
+
+@functools.cache
+def affine_network(dim: int) -> Network:
+    """The paper's classifier with a bias for each class, the last of its parameters: what an anchored LEO generates."""
+    return Network(affine, np.zeros(dim + 1, np.float32), (dim,), dropout=True, made=(affine_network, (dim,)))
 
 
 @functools.cache

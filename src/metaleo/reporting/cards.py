@@ -86,12 +86,13 @@ def describe_model(header: Card) -> Card:
     network = header.get("network")
     trained_on = Path(str(config.get("data", "?"))).name
     classes = len(header.get("classes", ()))
+    ways, shots = ("..".join(map(str, config.get(f"{name}s") or [config.get(name)])) for name in ("way", "shot"))
     return {
         "learner": structure.get("learner"),
         "takes": f"{structure.get('dim')} numbers per example"
         + (f", made of images by the network `{network}`" if network else ""),
         "trained on": trained_on + (f", {classes} classes" if classes else ""),
-        "tasks": f"{config.get('shot')}-shot" if functions else f"{config.get('way')}-way {config.get('shot')}-shot",
+        "tasks": f"{shots}-shot" if functions else f"{ways}-way {shots}-shot",
         "best step": f"{header.get('step', 0):,} of {config.get('steps', 0):,}, seed {header.get('seed')}",
         **shown,
         "temperature": f"{temperatures} shots" if temperatures else None,

@@ -89,6 +89,8 @@ class SearchConfig:
             raise unknown_name("sampler", self.sampler, get_args(Sampler))
         require_at_least(1, trials=self.trials, batch=self.batch)
         require_between(0, 10, halvings=self.halvings)
+        if self.train.structure.anchored:
+            raise BadInput("a search cannot vary leo-anchored, whose anchors belong to the data; `metaleo train` can")
 
     def settings(self) -> dict[str, Any]:
         """Settings on which all workers of a study must agree; the folder of the data may differ."""

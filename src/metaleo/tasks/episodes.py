@@ -5,7 +5,9 @@ row number, from device memory or from host memory.
 """
 
 import abc
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -15,7 +17,16 @@ from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
 
 from metaleo.data.metaset import MetaSet
 from metaleo.errors import BadInput
+from metaleo.tasks.preparation import Preparation
 from metaleo.tasks.task import Batch, Task, Tasks, normalise
+
+Prepare = Callable[[Float[Array, "*batch dim"]], Float[Array, "*batch dim"]]
+"""What is done to vectors before any learner sees them."""
+
+
+def as_they_are(vectors: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+    """Nothing: for learners that take rows as they are in the file."""
+    return vectors
 
 
 class Rows(eqx.Module):
@@ -28,11 +39,11 @@ class Rows(eqx.Module):
 
     @abc.abstractmethod
     def take(self, rows: Int[Array, "*index"]) -> Float[Array, "*index dim"]:
-        """The rows with these numbers, normalised unless raw rows were requested."""
+        """The rows with these numbers, prepared."""
 
 
 class DeviceRows(Rows):
-    """All rows in device memory, normalised once or not at all."""
+    """All rows in device memory, prepared once."""
 
     features: Float[Array, "row dim"]
 
@@ -48,7 +59,8 @@ class HostRows(Rows):
     """Rows that stay in host memory, or in a mapped file larger than it; each `take` reads only its own rows."""
 
     metaset: MetaSet = eqx.field(static=True)
-    normalised: bool = eqx.field(static=True, default=True)
+    plain: Prepare | None = eqx.field(static=True, default=normalise)
+    prepare: Preparation | None = None  # instead of a plain function
 
     @property
     def dim(self) -> int:
@@ -57,24 +69,30 @@ class HostRows(Rows):
     def take(self, rows: Int[Array, "*index"]) -> Float[Array, "*index dim"]:
         shape = jax.ShapeDtypeStruct((*rows.shape, self.metaset.dim), jnp.float32)
         vectors = jax.pure_callback(self._read, shape, rows, vmap_method="broadcast_all")
-        return normalise(vectors) if self.normalised else vectors
+        return vectors if (prepare := self.prepare or self.plain) is None else prepare(vectors)
 
     def _read(self, rows: Int[Array, "*index"]) -> Float32[np.ndarray, "*index dim"]:
         return self.metaset.read(np.asarray(rows))
 
 
-def place_rows(metaset: MetaSet, on_device: bool = True, *, normalised: bool = True) -> Rows:
+def place_rows(metaset: MetaSet, on_device: bool = True, prepare: Prepare = normalise) -> Rows:
     """Place the features where tasks read them: in device memory, or on the host if they do not fit there.
 
-    With `normalised=False`, vectors stay as they are in the file instead of being scaled to length one.
+    `prepare` is the `preparation` of the learner that they are for; usually it scales vectors to length one.
     """
     if not on_device:
-        return HostRows(metaset, normalised)
-    prepare = jax.jit(normalise) if normalised else jnp.asarray
+        return HostRows(metaset, None, prepare) if isinstance(prepare, Preparation) else HostRows(metaset, prepare)
     features = jnp.zeros(metaset.features.shape, jnp.float32)
     for start, slab in metaset.slabs():  # no second copy of the features, and no slabs read ahead
-        features = jax.block_until_ready(with_slab(features, prepare(slab), start))
+        features = jax.block_until_ready(with_slab(features, PREPARED(prepare, slab), start))
     return DeviceRows(features)
+
+
+def prepared(prepare: Prepare, slab: Float[Array | np.ndarray, "slab dim"]) -> Float[Array, "slab dim"]:
+    return prepare(jnp.asarray(slab))
+
+
+PREPARED = eqx.filter_jit(prepared)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -169,6 +187,106 @@ class Episodes(Tasks):
         return Task(
             batch(indices.support, jnp.ones(indices.support.shape, bool)), batch(indices.query, indices.present)
         )
+
+
+class MixedIndices(eqx.Module):
+    """A task of any way and shot as row numbers: those of the support set and of the query set."""
+
+    support: Int[Array, " support"]
+    support_class: Int[Array, " support"]
+    support_present: Bool[Array, " support"]
+    query: Int[Array, " query"]
+    query_class: Int[Array, " query"]
+    query_present: Bool[Array, " query"]
+
+
+class MixedEpisodes(Episodes):
+    """Tasks of many ways and shots, also with different shots of their classes, in arrays of one shape.
+
+    Way and shot are drawn log-uniformly between the fewest and the most. As many shots as fit into `support_rows` are
+    possible, so tasks of many ways have few shots. In a share `UNEVEN` of the tasks, each class has a number of shots
+    of its own, up to that of the task. Classes and rows that a task does not have are padding.
+    """
+
+    fewest_way: int = eqx.field(static=True, default=2)
+    fewest_shot: int = eqx.field(static=True, default=1)
+
+    @classmethod
+    def between(
+        cls, metaset: MetaSet, ways: tuple[int, int], shots: tuple[int, int], query: int, rows: Rows | None = None
+    ) -> "MixedEpisodes":
+        """Tasks over the classes of a meta-set, with at most as many ways and shots as it allows."""
+        (fewest_way, way), (fewest_shot, shot) = ways, shots
+        check_classes(metaset, fewest_way, fewest_shot, 1)
+        smallest = int(metaset.counts.min())
+        query = max(1, min(query, smallest // 2, smallest - fewest_shot))
+        way, shot = min(way, len(metaset.counts)), min(shot, smallest - query)
+        plain = Episodes.over(metaset, way, shot, query, rows)
+        fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
+        return cls(**fields, fewest_way=fewest_way, fewest_shot=fewest_shot)
+
+    @property
+    def support_rows(self) -> int:
+        """Rows of every support set."""
+        return max(min(SUPPORT_ROWS, self.way * self.shot), self.way * self.fewest_shot)
+
+    @property
+    def query_rows(self) -> int:
+        return (self.query or 1) * min(QUERY_WAY, self.way)
+
+    def sample_indices(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, key: PRNGKeyArray
+    ) -> MixedIndices:
+        """Draw a way, a shot, distinct classes, and distinct examples of each."""
+        way_key, shot_key, uneven_key, count_key, class_key, image_key = jax.random.split(key, 6)
+        way = log_uniform(way_key, self.fewest_way, self.way)
+        fit = jnp.maximum(self.fewest_shot, jnp.minimum(self.shot, self.support_rows // way))
+        shot = log_uniform(shot_key, self.fewest_shot, fit)
+        uneven = jax.random.bernoulli(uneven_key, UNEVEN)
+        counts = jnp.where(uneven, jax.random.randint(count_key, (self.way,), self.fewest_shot, shot + 1), shot)
+        classes = sample_without_replacement(class_key, len(self.counts), self.way)
+        keys = jax.random.split(image_key, self.way)
+        needed = self.shot + (self.query or 1)
+        images = jax.vmap(sample_without_replacement, (0, 0, None))(keys, self.counts[classes], needed)
+        rows = self.row_of[self.starts[classes][:, None] + images]  # (way, shots and queries)
+
+        def spread(length: int) -> tuple[Int[Array, " row"], Int[Array, " row"]]:
+            """The class of each row, in turn, and how many rows of the class come before it."""
+            number = jnp.arange(length, dtype=jnp.int32)
+            return number % way, number // way
+
+        own, before = spread(self.support_rows)
+        query_class, query = spread(self.query_rows)
+        return MixedIndices(
+            rows[own, jnp.minimum(before, self.shot - 1)], own, before < counts[own],
+            rows[query_class, self.shot + jnp.minimum(query, (self.query or 1) - 1)], query_class,
+            query < (self.query or 1),
+        )  # fmt: skip
+
+    def gather(self, indices: MixedIndices) -> Task:  # pyright: ignore[reportIncompatibleMethodOverride]
+        def batch(rows: Array, classes: Array, present: Array) -> Batch:
+            inputs = self.rows.take(rows)
+            targets = jax.nn.one_hot(classes, self.way, dtype=inputs.dtype)
+            return Batch(inputs, targets * present[:, None].astype(inputs.dtype), present)
+
+        return Task(
+            batch(indices.support, indices.support_class, indices.support_present),
+            batch(indices.query, indices.query_class, indices.query_present),
+        )
+
+
+UNEVEN = 0.3
+SUPPORT_ROWS = 60
+"""Rows of a support set at most, unless it needs more for one example per class: all pairs of them are compared."""
+QUERY_WAY = 5
+"""Query rows are as many as a task of so many ways has; those of more ways have fewer per class."""
+
+
+def log_uniform(key: PRNGKeyArray, least: int, most: int | Int[Array, ""]) -> Int[Array, ""]:
+    """A whole number between the two, each included; the logarithm is uniform."""
+    share = jax.random.uniform(key)
+    drawn = least * jnp.exp(share * jnp.log((most + 1) / least))
+    return jnp.clip(jnp.floor(drawn).astype(jnp.int32), least, most)
 
 
 def sample_without_replacement(key: PRNGKeyArray, total: int | Int[Array, ""], count: int) -> Int[Array, " {count}"]:

@@ -38,10 +38,14 @@ class Batch(eqx.Module):
         present = self.mask.astype(self.inputs.dtype)
         return present / present.sum()
 
+    def class_counts(self) -> Float[Array, " way"]:
+        """Number of examples of each class; 0 for a class that only fills up the ways of a smaller task."""
+        return (self.targets * self.mask[:, None].astype(self.targets.dtype)).sum(0)
+
     def class_weights(self) -> Float[Array, "way example"]:
         """Weights of the mean over each class's examples: 1 / (their number), and 0 elsewhere."""
         members = self.targets * self.mask[:, None].astype(self.targets.dtype)
-        return (members / members.sum(0, keepdims=True)).T
+        return (members / jnp.maximum(members.sum(0, keepdims=True), 1)).T
 
 
 class Task(eqx.Module):

@@ -30,10 +30,15 @@ from metaleo.data.metaset import MetaSet
 from metaleo.engines import AUTO, all_engines, choose_engine
 from metaleo.errors import BadInput, Interrupted
 from metaleo.evaluation.calibration import calibrate_model
+from metaleo.evaluation.evaluate import mean_validation_score
 from metaleo.features.backbone_files import load_backbone
+from metaleo.learners.anchor import Anchor
 from metaleo.learners.joint import Joint, Tail
+from metaleo.learners.leo import LEO
 from metaleo.tasks import PROBLEMS
-from metaleo.tasks.episodes import Episodes, place_rows
+from metaleo.tasks.episodes import Episodes, MixedEpisodes, Rows, as_they_are, place_rows
+from metaleo.tasks.preparation import Moments, class_means
+from metaleo.tasks.task import normalise
 from metaleo.training.meta_train import RunState, make_optimiser, split_run_key, start_run
 from metaleo.training.population import (
     compile_advance,
@@ -89,12 +94,20 @@ class TrainingRun:
 
     def __init__(self, config: TrainConfig, folder: Path, metaset: MetaSet | None = None):
         self.config, self.folder = config, folder
+        self.anchor: Anchor | None = None
+        self.metaset: MetaSet | None = None
         self.class_names: tuple[str, ...] = ()
         if config.data in PROBLEMS:
             tasks = PROBLEMS[config.data](config.shot, config.query)
             training, validation = tasks, tasks  # an endless stream, with separate keys for each
         else:
             metaset = load_data(config.data, config.label, config.ignore) if metaset is None else metaset
+            if config.structure.anchored:
+                classes = len(metaset.subset(config.train_on).counts)
+                config = dataclasses.replace(config, structure=dataclasses.replace(config.structure, classes=classes))
+                self.config = config
+            self.anchor = choose_anchor(config, metaset) if config.structure.anchored else None
+            self.metaset = metaset
             training, validation = self.episodes(metaset)
             self.class_names = metaset.subset(config.train_on).class_names
         self.training, self.validation = replicate((training, validation))
@@ -108,6 +121,8 @@ class TrainingRun:
         patience = jnp.int32(config.patience * config.validate_every)
         self.validation_key, self.patience = replicate((keys[0][2], patience))
         self._saved_at = 0.0
+        self.anchor_score: float | None = None
+        """Validation accuracy before the first step, when LEO is its anchor."""
         self.steps_per_second = 0.0
         """Speed of the last few meta-steps, over all seeds together, without validation."""
 
@@ -118,9 +133,11 @@ class TrainingRun:
             raise BadInput(f"{config.data} has {metaset.dim} features, the run was made for {config.structure.dim}")
         if metaset.subset(config.train_on).counts.size == 0:
             raise BadInput(f"{config.data} has no {config.train_on} classes: `split` marks them")
-        rows = place_rows(metaset, fits_on_device(metaset.features.size), normalised=config.structure.normalised)
-        training = Episodes.over(metaset.subset(config.train_on), config.way, config.shot, config.query, rows)
-        return training, Episodes.over(metaset.subset("val"), config.way, config.shot, None, rows)
+        prepare = as_they_are if not config.structure.normalised else normalise
+        prepare = prepare if self.anchor is None else self.anchor.preparation
+        rows = place_rows(metaset, fits_on_device(metaset.features.size), prepare)
+        self.calibration = Episodes.over(metaset.subset("val"), config.way, config.shot, None, rows)
+        return training_tasks(config, metaset, rows), validation_tasks(config, metaset, rows)
 
     def check_classes(self) -> None:
         """Raise `BadInput` if the data file has changed, and with it the training classes of the run."""
@@ -142,6 +159,8 @@ class TrainingRun:
             learner = self.config.structure.init(key)
             if isinstance(learner, Joint) and tail is not None:
                 learner = Joint(tail, learner.learner)
+            if isinstance(learner, LEO) and self.anchor is not None:
+                learner = dataclasses.replace(learner, anchor=self.anchor)
             return start_run(learner, make_optimiser(self.config.clip))
 
         return jax.jit(jax.vmap(begin_one))(self.init_keys)
@@ -154,7 +173,11 @@ class TrainingRun:
         header, runs = read_header(path), replicas_per_device(self.replicas)
         self.engine = engine_to_go_on(header, self.config.structure.blank(), self.config.engine, runs)
         warn_of_other_rounding(path, header, self.engine)
-        return load_tree(path, jax.eval_shape(self.begin, None), OLD_LEAF_NAMES)
+        state = load_tree(path, jax.eval_shape(self.begin, None), OLD_LEAF_NAMES)
+        if self.anchor is not None and self.metaset is not None:  # the one it was begun with, to the last bit
+            self.anchor = jax.tree.map(lambda leaf: leaf[0], state.learner.anchor)
+            self.training, self.validation = replicate(self.episodes(self.metaset))
+        return state
 
     def save(self, state: RunState) -> None:
         save_tree(self.folder / "state.safetensors", state, {"kind": "state", **rounding(self.engine)})
@@ -198,6 +221,12 @@ class TrainingRun:
         if is_first_host():
             self.save_models(state)
         state = shard_replicas(state, self.replicas)
+        if (
+            step == 0 and self.anchor is not None
+        ):  # the anchor is the first candidate, so training can only improve on it
+            validate = compile_validate(self.engine, self.replicas, config.validation_tasks)
+            state, score = validate(state, self.validation_key, self.validation, self.patience)
+            self.anchor_score = float(gather_to_host(score, runs)[0])
         with stop_signals() as asked_to_stop:
             while step < config.steps and not stopped.all():
                 every = config.validate_every
@@ -244,11 +273,11 @@ class TrainingRun:
     def calibrate(self, state: RunState) -> None:
         """Learn the temperatures of a finished run's models, on tasks of validation classes."""
         seen = "val" in self.config.train_on  # calibration on training classes would be over-confident
-        if not isinstance(self.validation, Episodes) or seen or not is_first_host():
+        if self.metaset is None or seen or not is_first_host():
             return
         for seed, score in zip(self.seeds, state.best_score, strict=True):
             if np.isfinite(score):
-                calibrate_model(self.folder / self.model_name(seed), self.validation)
+                calibrate_model(self.folder / self.model_name(seed), self.calibration)
 
     def records(
         self, info: dict[str, np.ndarray], steps: np.ndarray, skipped: np.ndarray, stopped: np.ndarray
@@ -260,6 +289,47 @@ class TrainingRun:
                 values = {name: finite_or_none(value[index]) for name, value in info.items()}
                 rows.append({"step": int(steps[index]), "seed": seed, **values, "skipped": int(skipped[index])})
         return rows
+
+
+def training_tasks(config: TrainConfig, metaset: MetaSet, rows: Rows) -> Episodes:
+    train = metaset.subset(config.train_on)
+    if config.mixed:
+        return MixedEpisodes.between(train, *config.spans, config.query, rows)
+    return Episodes.over(train, config.way, config.shot, config.query, rows)
+
+
+def validation_tasks(config: TrainConfig, metaset: MetaSet, rows: Rows) -> Episodes:
+    """Tasks of validation classes: all other examples are queries, in mixed tasks at most `query` per class."""
+    if config.mixed:
+        return MixedEpisodes.between(metaset.subset("val"), *config.spans, config.query, rows)
+    return Episodes.over(metaset.subset("val"), config.way, config.shot, None, rows)
+
+
+POWERS = (0.0, 1 / 16, 1 / 8, 3 / 16, 1 / 4)
+"""How far rows may be whitened; the power of the best untrained anchor on validation tasks is taken."""
+CHOICE_TASKS = 500
+"""Validation tasks for that choice."""
+
+
+def choose_anchor(config: TrainConfig, metaset: MetaSet) -> Anchor:
+    """The anchor of the training classes, with the whitening that is best on validation tasks."""
+    train = metaset.subset(config.train_on)
+    moments = Moments.of(train)
+    learner = config.structure.init(jax.random.key(config.seed))
+    assert isinstance(learner, LEO)
+    key = split_run_key(jax.random.key(config.seed))[2]
+    found: list[tuple[float, Anchor]] = []
+    for power in POWERS:
+        preparation = moments.preparation(power)
+        anchor = Anchor.init(preparation, class_means(preparation, train), config.structure.anchor or "logistic")
+        rows = place_rows(metaset, fits_on_device(metaset.features.size), preparation)
+        tasks = validation_tasks(config, metaset, rows)
+        score = SCORE(dataclasses.replace(learner, anchor=anchor), tasks, key, jnp.arange(CHOICE_TASKS))
+        found.append((float(score), anchor))
+    return max(found, key=lambda one: one[0])[1]
+
+
+SCORE = jax.jit(mean_validation_score)
 
 
 def train_with_progress(run: TrainingRun, name: str, progress: Progress, how_to_resume: str) -> RunState:
