@@ -23,11 +23,11 @@ from metaleo.tasks.episodes import place_rows
 CHOICES = (1.0, 10.0, 100.0, 1000.0)
 
 
-def regress(episodes: Episodes, tasks: int, inverse: float) -> np.ndarray:
+def regress(episodes: Episodes, tasks: int, inverse: float, seed: int = 0) -> np.ndarray:
     """The accuracy of logistic regression on each task; `inverse` is its C."""
     draw, accuracies = jax.jit(Episodes.sample), []
     for index in range(tasks):
-        task = draw(episodes, jax.random.fold_in(task_key(0), index))
+        task = draw(episodes, jax.random.fold_in(task_key(seed), index))
         model = LogisticRegression(C=inverse, max_iter=1000).fit(*present(task.support))
         accuracies.append(model.score(*present(task.query)))
     return np.array(accuracies)
