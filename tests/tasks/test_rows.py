@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.small import make_metaset
 from metaleo.data import MetaSet, load_data, save_data
 from metaleo.tasks import Episodes
 from metaleo.tasks.episodes import DeviceRows, HostRows, place_rows
+from metaleo.tasks.preparation import Moments
 from metaleo.tasks.task import normalise
 
 
@@ -164,3 +166,13 @@ def test_a_task_reads_its_own_rows_only(monkeypatch):
     tasks = jax.block_until_ready(jax.jit(jax.vmap(episodes.sample))(keys))
     assert sum(rows.size for rows in read) == 4 * 3 * (1 + 2)
     assert tasks.support.inputs.shape == (4, 3, 5)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_rows_are_prepared_wherever_they_are(on_device):
+    metaset = make_metaset()
+    preparation = Moments.of(metaset).preparation(0.25)
+    rows = place_rows(metaset, on_device, preparation)
+    wanted = jnp.array([[3, 40], [7, 0]])
+    found = jax.jit(lambda rows, wanted: rows.take(wanted))(rows, wanted)
+    np.testing.assert_allclose(found, preparation(jnp.asarray(metaset.read(np.asarray(wanted)))), atol=1e-6)

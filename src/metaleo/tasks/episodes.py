@@ -68,7 +68,8 @@ class HostRows(Rows):
 
     def take(self, rows: Int[Array, "*index"]) -> Float[Array, "*index dim"]:
         shape = jax.ShapeDtypeStruct((*rows.shape, self.metaset.dim), jnp.float32)
-        vectors = jax.pure_callback(self._read, shape, rows, vmap_method="broadcast_all")
+        read = HostRows(self.metaset)._read  # without arrays, which cannot be hashed
+        vectors = jax.pure_callback(read, shape, rows, vmap_method="broadcast_all")
         return vectors if (prepare := self.prepare or self.plain) is None else prepare(vectors)
 
     def _read(self, rows: Int[Array, "*index"]) -> Float32[np.ndarray, "*index dim"]:
