@@ -181,6 +181,8 @@ class Train:
             check_enough(metaset, config.way)
         kind = self.problem or ("mixed" if config.mixed else f"{config.way}way-{config.shot}shot")
         folder = self.out or Path(f"runs/{config.structure.learner}-{kind}")
+        if config.structure.anchored:
+            tell("choosing the anchor on validation tasks …")
         run = TrainingRun(config, folder, metaset)  # bad data says so before the folder is touched
         if self.resume:
             run.check_classes()
