@@ -393,5 +393,5 @@ def test_a_step_of_no_length_is_no_error():
 
 
 def test_leo_with_an_anchor_is_refused(tmp_path):
-    candidate, suite = make_candidate(tmp_path, make_structure("leo-anchored", classes=8))
+    candidate, suite = make_candidate(tmp_path, make_structure("leo-anchored"))
     assert "adds decoded weights to an anchor" in message(lambda: measure_coverage(candidate, suite, "test", 0, 2))

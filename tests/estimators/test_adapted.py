@@ -349,7 +349,7 @@ def test_an_adaptation_that_went_astray():
 
 def test_an_anchored_model_prepares_rows_by_itself(tmp_path):
     """Centring and whitening are in the model and in the task file: neither `fit` nor `predict` is told of them."""
-    model = make_model("leo-anchored", classes=4)
+    model = make_model("leo-anchored")
     random, labels = np.random.default_rng(0), [0, 0, 0, 1, 1, 1, 2, 2, 2]
     rows, asked = (3 + random.normal(size=(count, DIM)).astype(np.float32) for count in (9, 5))
     task = adapt(model, rows, labels)

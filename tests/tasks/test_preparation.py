@@ -4,31 +4,55 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers.small import make_metaset
-from metaleo.tasks.preparation import Moments, class_means
+from metaleo.tasks.preparation import ClassMoments, rotated, whiten
 
 
 def unit(rows):
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
+def rows_by_class(metaset):
+    return metaset.read(metaset.rows).astype(np.float64).reshape(len(metaset.counts), -1, metaset.dim)
+
+
 def test_centred_whitened_and_of_length_one():
     metaset = make_metaset()
-    rows = metaset.read(metaset.rows).astype(np.float64).reshape(len(metaset.counts), -1, metaset.dim)
+    rows = rows_by_class(metaset)
     centre = unit(rows).reshape(-1, metaset.dim).mean(0)
     centred = unit(unit(rows) - centre)
     apart = (centred - centred.mean(1, keepdims=True)).reshape(-1, metaset.dim)
     variances, directions = np.linalg.eigh(apart.T @ apart / len(apart))
-    for power in (0.0, 0.25):
+    powers = (0.0, 0.25)
+    for power, preparation in zip(powers, whiten(metaset, powers), strict=True):
         expected = unit(centred @ (directions * variances**-power) @ directions.T)
-        preparation = Moments.of(metaset).preparation(power)
         np.testing.assert_allclose(preparation(jnp.asarray(rows, jnp.float32)), expected, atol=1e-5)
-        np.testing.assert_allclose(class_means(preparation, metaset), expected.mean(1), atol=1e-5)
 
 
 def test_half_the_power_whitens_entirely():
     """With p = ½ the covariance within classes becomes that of noise, before rows are scaled to length one again."""
     metaset = make_metaset(images=200)
-    moments = Moments.of(metaset)
-    covariance = (moments.directions * moments.variances) @ moments.directions.T
-    whitening = np.asarray(moments.preparation(0.5).whitening, np.float64)
-    np.testing.assert_allclose(whitening @ covariance @ whitening, np.eye(metaset.dim), atol=1e-4)
+    rows = rows_by_class(metaset)
+    (preparation,) = whiten(metaset, (0.5,))
+    centred = unit(unit(rows) - np.asarray(preparation.centre))
+    apart = (centred - centred.mean(1, keepdims=True)).reshape(-1, metaset.dim)
+    covariance, whitening = apart.T @ apart / len(apart), np.asarray(preparation.whitening, np.float64)
+    np.testing.assert_allclose(whitening.T @ covariance @ whitening, np.eye(metaset.dim), atol=1e-4)
+
+
+def test_a_rotation_changes_no_distance():
+    metaset = make_metaset()
+    (preparation,) = whiten(metaset, (0.25,))
+    turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(metaset.dim, metaset.dim)))
+    rows = jnp.asarray(metaset.read(metaset.rows))
+    before, after = (np.asarray(one(rows)) for one in (preparation, rotated(preparation, turn)))
+    np.testing.assert_allclose(after, before @ turn, atol=1e-5)
+
+
+def test_moments_of_classes():
+    metaset = make_metaset(images=30)
+    (preparation,) = whiten(metaset, (0.125,))
+    found = ClassMoments.of(preparation, metaset)
+    rows = np.asarray(preparation(jnp.asarray(rows_by_class(metaset), jnp.float32)), np.float64)
+    np.testing.assert_allclose(found.means, rows.mean(1), atol=1e-5)
+    np.testing.assert_allclose(found.variances, rows.var(1, ddof=1).mean(0), rtol=1e-4)
+    np.testing.assert_allclose(found.between(), rows.mean(1).var(0, ddof=1) - found.variances / 30, atol=1e-5)

@@ -11,7 +11,7 @@ from helpers.small import make_metaset
 from metaleo.data import MetaSet, load_data, save_data
 from metaleo.tasks import Episodes
 from metaleo.tasks.episodes import DeviceRows, HostRows, place_rows
-from metaleo.tasks.preparation import Moments
+from metaleo.tasks.preparation import whiten
 from metaleo.tasks.task import normalise
 
 
@@ -171,7 +171,7 @@ def test_a_task_reads_its_own_rows_only(monkeypatch):
 @pytest.mark.parametrize("on_device", [True, False])
 def test_rows_are_prepared_wherever_they_are(on_device):
     metaset = make_metaset()
-    preparation = Moments.of(metaset).preparation(0.25)
+    (preparation,) = whiten(metaset, (0.25,))
     rows = place_rows(metaset, on_device, preparation)
     wanted = jnp.array([[3, 40], [7, 0]])
     found = jax.jit(lambda rows, wanted: rows.take(wanted))(rows, wanted)

@@ -290,7 +290,7 @@ def test_an_anchored_run_starts_from_its_anchor_and_resumes_to_the_same_bits(tmp
     for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(resumed), strict=True):
         np.testing.assert_array_equal(one, other)
     start = whole.start().learner.anchor
-    np.testing.assert_array_equal(start.means, state.learner.anchor.means)  # measured, never learned
+    np.testing.assert_array_equal(start.mean, state.learner.anchor.mean)  # measured, never learned
     np.testing.assert_array_equal(start.preparation.whitening, state.learner.anchor.preparation.whitening)
 
 

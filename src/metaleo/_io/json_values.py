@@ -18,7 +18,7 @@ BOUNDS: dict[str, dict[str, tuple[float, float]]] = {
     "Structure": {
         "dim": (1, 10**6), "way": (1, 10**4), "latent": (1, 10**5), "latent_steps": (0, 1000),
         "finetune_steps": (0, 1000), "hidden": (1, 10**4), "layers": (1, 100), "channels": (1, 10**6),
-        "width": (0, 10**4), "samples": (1, 10**4), "classes": (0, 10**6), "tail": (1, 4096), "noise": (1e-9, 1e9),
+        "width": (0, 10**4), "samples": (1, 10**4), "tail": (1, 4096), "noise": (1e-9, 1e9),
     },
     "TrainConfig": {
         "way": (1, 10**4), "shot": (1, 10**6), "query": (1, 10**6), "steps": (0, 10**9), "meta_batch": (1, 10**6),

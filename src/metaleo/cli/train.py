@@ -32,14 +32,7 @@ if TYPE_CHECKING:
 
 EVERYDAY = ("data", "label", "ignore", "way", "shot", "steps", "seed")
 records[TrainConfig] = (*EVERYDAY, "ways", "shots", "structure", "hyper")
-records[Structure] = (
-    "learner",
-    "dim",
-    "way",
-    "noise",
-    "tail",
-    "classes",
-)  # `--learner`, `--way`, and what the data decide
+records[Structure] = ("learner", "dim", "way", "noise", "tail")  # `--learner`, `--way`, and what the data decide
 records[HyperParams] = ()
 
 

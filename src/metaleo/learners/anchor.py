@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from metaleo.learners.linear import present, solve
-from metaleo.nn.heads import AffineHead, Embedding, Head
 from metaleo.tasks.preparation import Preparation
-from metaleo.tasks.task import Batch, normalise
+from metaleo.tasks.task import Batch
 
 ANCHORS = {"centroid": 0, "ridge": 1, "logistic": 10}
 """Steps of `Anchor.fit` by the name of an anchor."""
@@ -21,22 +20,23 @@ NO_EXAMPLES = -1e9
 class Anchor(eqx.Module):
     """The classifier that an anchored LEO is before it is trained; what LEO decodes is added to it.
 
-    `centroids` is a nearest-centroid classifier with a prior: the fewer examples a class has, the more its mean gives
-    way to the mean of the training classes that are like it. `fit` takes any weights as the prior mean of a logistic
-    regression on the support set; it changes little with one example per class, and much with twenty.
+    Rows of a class are taken to scatter around its mean with the variance σ_j² along direction j, and the means of
+    classes around m with the variance β_j. `centroids` gives the mean that a class then has by its examples; the fewer
+    there are, the more it gives way to m, above all along directions in which classes differ little. `fit` takes any
+    weights as the prior mean of a logistic regression on the support set: it changes little with one example per class,
+    and much with twenty.
 
-    All scalars are learned, as logarithms. The means are measured on the training classes and stay as they are.
+    m, σ_j² and κ_j are measured (`training.anchoring`) and stay as they are; s and λ are learned, as logarithms.
     """
 
     preparation: Preparation
-    embedding: Embedding
-    """E: everything happens in E x, a learned linear map that starts as the identity."""
-    means: Float[Array, "class dim"]
-    """The mean of each training class; μ_j is E times it."""
-    log_prior_shots: Float[Array, ""]
-    """κ: the prior mean counts as much as this many examples."""
-    log_focus: Float[Array, ""]
-    """τ: how much only the most similar training classes count in the prior mean."""
+    """Makes rows of directions j; its last part is a rotation."""
+    mean: Float[Array, " dim"]
+    """m, the mean of the means of the training classes."""
+    variances: Float[Array, " dim"]
+    """σ_j²."""
+    prior_shots: Float[Array, " dim"]
+    """κ_j = σ_j²/β_j: along direction j, m counts as much as so many examples."""
     log_sharpness: Float[Array, ""]
     """s: factor on squared distances."""
     log_regulariser: Float[Array, ""]
@@ -45,45 +45,35 @@ class Anchor(eqx.Module):
 
     @classmethod
     def init(
-        cls, preparation: Preparation, means: Float[Array, "class dim"], kind: str = "logistic",
-        *, prior_shots: float = 1.0, focus: float = 10.0, sharpness: float = 5.0, regulariser: float = 0.3,
+        cls, preparation: Preparation, mean: Float[Array, " dim"], variances: Float[Array, " dim"],
+        prior_shots: Float[Array, " dim"], kind: str = "logistic", *, sharpness: float = 12.0, regulariser: float = 0.3,
     ) -> "Anchor":  # fmt: skip
-        scalars = prior_shots, focus, sharpness, regulariser
-        embedding = Embedding.init(means.shape[1])
-        return cls(preparation, embedding, means, *map(logarithm, scalars), steps=ANCHORS[kind])
+        scalars = (jnp.full((), math.log(value)) for value in (sharpness, regulariser))
+        return cls(preparation, mean, variances, prior_shots, *scalars, steps=ANCHORS[kind])
 
     @classmethod
-    def blank(cls, kind: str, dim: int, classes: int) -> "Anchor":
-        """Of data that nothing is known of: rows are only scaled to length one, and all class means are zero."""
-        return cls.init(Preparation(jnp.zeros(dim), jnp.eye(dim)), jnp.zeros((max(classes, 1), dim)), kind)
+    def blank(cls, kind: str, dim: int) -> "Anchor":
+        """Of data that nothing is known of: plain centroids of rows of length one."""
+        nothing = jnp.zeros(dim)
+        return cls.init(Preparation(nothing, jnp.eye(dim)), nothing, nothing, nothing, kind)
 
-    def embed(self, support: Batch) -> Batch:
-        """The support set in E x."""
-        return Batch(self.embedding(support.inputs), support.targets, support.mask)
+    @property
+    def measured(self) -> tuple[Float[Array, " dim"], Float[Array, " dim"]]:
+        return self.variances, self.prior_shots
 
-    def unembed(self, head: Head) -> Head:
-        """A head on E x as one on x."""
-        assert isinstance(head, AffineHead)
-        return AffineHead(self.embedding.transpose(head.weights), head.bias)
+    def centroids(self, support: Batch, noise: Float[Array, "way dim"] | None = None) -> Float[Array, "way size"]:
+        """w_n = 2s c_n and b_n = -s|c_n|²: logits -s|x - c_n|², up to a constant that all classes share.
 
-    def prior_means(self, centroids: Float[Array, "way dim"], training: bool) -> Float[Array, "way dim"]:
-        """m_n = Σ_j a_nj μ_j, where a_n = softmax_j(τ cos(x̄_n, μ_j)).
-
-        In training the most similar μ_j is left out, which is nearly always the class itself: otherwise the prior mean
-        of a training class would be its true mean, and that of a new class nothing like it.
+        c_n = (κ m + K_n x̄_n) / (κ + K_n), the mean of N(c_n, σ²/(κ + K_n)), from which it is drawn if there is `noise`.
         """
-        means = self.embedding(jax.lax.stop_gradient(self.means))
-        cosines = normalise(centroids) @ normalise(means).T
-        if training:
-            itself = jax.nn.one_hot(jnp.argmax(cosines, axis=1), len(means), dtype=cosines.dtype)
-            cosines = jnp.where(itself > 0, -jnp.ones_like(cosines), cosines)
-        return jax.nn.softmax(jnp.exp(self.log_focus) * cosines, axis=1) @ means
-
-    def centroids(self, support: Batch, training: bool = False) -> Float[Array, "way size"]:
-        """w_n = 2s c_n and b_n = -s|c_n|², where c_n = (κ m_n + K_n x̄_n) / (κ + K_n): logits -s|x - c_n|² + s|x|²."""
-        counts, means = support.class_counts()[:, None], support.class_weights() @ support.inputs
-        shots = jnp.exp(self.log_prior_shots)
-        centres = (shots * self.prior_means(means, training) + counts * means) / (shots + counts)
+        mean = jax.lax.stop_gradient(self.mean)
+        variances, prior_shots = (jnp.maximum(jax.lax.stop_gradient(one), 0) for one in self.measured)
+        counts = support.class_counts()[:, None]
+        weight = jnp.maximum(prior_shots[None, :] + counts, 1e-6)
+        centres = (prior_shots * mean)[None, :] + counts * (support.class_weights() @ support.inputs)
+        centres /= weight
+        if noise is not None:
+            centres += jnp.sqrt(variances[None, :] / weight) * noise
         sharpness = jnp.exp(self.log_sharpness)
         bias = jnp.where(counts > 0, -sharpness * jnp.sum(centres**2, axis=1, keepdims=True), NO_EXAMPLES)
         return jnp.concatenate([2 * sharpness * centres, bias], axis=1)
@@ -110,7 +100,3 @@ class Anchor(eqx.Module):
 
         dual, _ = jax.lax.scan(step, jnp.zeros_like(targets), length=self.steps)
         return prior + dual.T @ inputs / jnp.exp(self.log_regulariser)
-
-
-def logarithm(value: float) -> Float[Array, ""]:
-    return jnp.full((), math.log(value))

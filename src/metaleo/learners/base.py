@@ -66,8 +66,8 @@ class Adaptation(eqx.Module):
     trace: PyTree = None
 
 
-SUPPORT, QUERY, CODE, WEIGHTS = range(4)
-"""Random streams of a task's key: dropout on the support and the query set, noise on codes and weights."""
+SUPPORT, QUERY, CODE, WEIGHTS, ANCHOR = range(5)
+"""Random streams of a task's key: dropout on the support and the query set, noise on codes, weights and anchors."""
 
 
 class Learner(eqx.Module):

@@ -73,10 +73,10 @@ class LEO(Learner):
     def adapt_with(self, support: Batch, noise: Noise | None) -> Adaptation:
         """Algorithm 1, lines 7-13, then fine-tuning, with the random draws in `noise`."""
         self.network.check(support)
-        noise, support = noise or Noise(), support if self.anchor is None else self.anchor.embed(support)
+        noise = noise or Noise()
         codes = self.encode(support, noise)
         code, seen = codes.sample(noise.code), dropped(support, noise)
-        start = 0.0 if self.anchor is None else self.anchor.centroids(seen, noise.training)  # the paper starts at 0
+        start = 0.0 if self.anchor is None else self.anchor.centroids(seen, noise.anchor)  # the paper: 0
         adapted, latent_losses = self.descend_codes(code, support, noise, start)
         decoded = self.decode(adapted, None if noise.weights is None else noise.weights[-1], start)
         decoded = decoded if self.anchor is None else self.anchor.fit(decoded, seen)
@@ -84,7 +84,6 @@ class LEO(Learner):
         head = self.network.head(weights)
         final_loss = self.network.support_loss(jax.vmap(head)(support.inputs), support)[None]
         losses = jnp.concatenate([latent_losses, finetune_losses, final_loss])
-        head = head if self.anchor is None else self.anchor.unembed(head)
         return Adaptation(head, Trace(codes, code, adapted, decoded, losses))
 
     def encode(self, support: Batch, noise: Noise) -> Gaussian:
@@ -145,5 +144,5 @@ class LEO(Learner):
 
     def regulariser(self, hyper: HyperParams) -> Float[Array, ""]:
         """λ₁ |φ|² + λ₂ |C_d - I| (Eq. 7)."""
-        weights = jax.tree.leaves((self.encoder, self.relation, self.decoder, getattr(self.anchor, "embedding", None)))
+        weights = jax.tree.leaves((self.encoder, self.relation, self.decoder))
         return hyper.l2 * l2(*weights) + hyper.orthogonality * orthogonality(*self.decoder.hidden, self.decoder.weight)

@@ -107,8 +107,6 @@ class Structure:
     anchor: Literal["centroid", "ridge", "logistic"] | None = None
     """What leo-anchored adds decoded weights to: centroids with a prior, then nothing, one step of regression or ten;
     by default logistic."""
-    classes: int = 0
-    """Training classes whose means an anchor keeps."""
     tail: Sizes | None = None
     """Sizes of the backbone's last stage, if it is learned too: height, width, channels in and out. Its rows are not
     normalised (see `normalised`)."""
@@ -171,7 +169,7 @@ class Structure:
                     "max_grad_norm": self.max_grad_norm,
                 }
                 if name == ANCHORED:
-                    settings["anchor"] = Anchor.blank(self.anchor or "logistic", self.dim, self.classes)
+                    settings["anchor"] = Anchor.blank(self.anchor or "logistic", self.dim)
                 return LEO.init(key, self.generated(), **{**settings, **ABLATIONS.get(name, {})})
             case "maml":
                 return MAML.init(self.generated(), **steps)

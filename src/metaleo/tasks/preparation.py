@@ -1,12 +1,12 @@
 """What is done to every row, once, before a learner sees it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from metaleo.data.metaset import MetaSet
 from metaleo.tasks.task import normalise
@@ -18,9 +18,9 @@ LEAST_VARIANCE = 1e-4
 class Preparation(eqx.Module):
     """x ↦ u / |u|, where u = M (v - m) / |v - m| and v = x / |x|: centred, of length one, and partly whitened.
 
-    m is the mean of the training rows, and M = S^-p, where S is their covariance within classes: p = 0 whitens nothing,
-    p = ½ entirely. Rows of length one have a common direction, which says nothing about their class, and directions in
-    which rows of one class differ, which say little.
+    m is the mean of the training rows, and M = R S^-p, where S is their covariance within classes: p = 0 whitens
+    nothing, p = ½ entirely. Rows of length one have a common direction, which says nothing about their class, and
+    directions in which rows of one class differ, which say little. R is a rotation, which changes no distance.
     """
 
     centre: Float[Array, " dim"]
@@ -30,29 +30,48 @@ class Preparation(eqx.Module):
         return normalise(normalise(normalise(rows) - jnp.broadcast_to(self.centre, rows.shape)) @ self.whitening)
 
 
-class Moments(NamedTuple):
-    """What `Preparation` needs to know about the training rows."""
+def rotated(preparation: Preparation, directions: Float[np.ndarray, "dim dim"]) -> Preparation:
+    """The same rows, as coordinates along these directions, the columns."""
+    whitening = np.asarray(preparation.whitening, np.float64) @ directions
+    return Preparation(preparation.centre, jnp.asarray(whitening, jnp.float32))
 
-    centre: Float[np.ndarray, " dim"]
+
+def whiten(metaset: MetaSet, powers: Sequence[float]) -> list[Preparation]:
+    """The preparation by the rows of these classes, for each power p; they are read class by class, to bound memory."""
+    total = int(metaset.counts.sum())
+    centre = sum((length_one(rows).sum(0) for rows in by_class(metaset)), start=np.zeros(metaset.dim)) / total
+    scatter = np.zeros((metaset.dim, metaset.dim))
+    for rows in by_class(metaset):
+        centred = length_one(length_one(rows) - centre)
+        apart = centred - centred.mean(0)
+        scatter += apart.T @ apart
+    variances, directions = np.linalg.eigh(scatter / total)
+    variances = np.maximum(variances, LEAST_VARIANCE * variances.max())
+    centre = jnp.asarray(centre, jnp.float32)
+    found = ((directions * variances**-power) @ directions.T for power in powers)
+    return [Preparation(centre, jnp.asarray(matrix, jnp.float32)) for matrix in found]
+
+
+class ClassMoments(NamedTuple):
+    """Of prepared rows: the mean of each class, and the variance around it along each coordinate, over all classes."""
+
+    means: Float[np.ndarray, "class dim"]
     variances: Float[np.ndarray, " dim"]
-    directions: Float[np.ndarray, "dim dim"]
+    counts: Int[np.ndarray, " class"]
 
     @classmethod
-    def of(cls, metaset: MetaSet) -> "Moments":
-        """Moments of all rows of these classes; read class by class, to bound memory."""
-        total = int(metaset.counts.sum())
-        centre = sum((length_one(rows).sum(0) for rows in by_class(metaset)), start=np.zeros(metaset.dim)) / total
-        scatter = np.zeros((metaset.dim, metaset.dim))
+    def of(cls, preparation: Preparation, metaset: MetaSet) -> "ClassMoments":
+        means, scatter = [], np.zeros(metaset.dim)
         for rows in by_class(metaset):
-            centred = length_one(length_one(rows) - centre)
-            apart = centred - centred.mean(0)
-            scatter += apart.T @ apart
-        variances, directions = np.linalg.eigh(scatter / total)
-        return cls(centre, np.maximum(variances, LEAST_VARIANCE * variances.max()), directions)
+            prepared = np.asarray(preparation(jnp.asarray(rows, jnp.float32)), np.float64)
+            means.append(prepared.mean(0))
+            scatter += ((prepared - means[-1]) ** 2).sum(0)
+        freedom = max(int(metaset.counts.sum()) - len(means), 1)
+        return cls(np.stack(means), scatter / freedom, metaset.counts)
 
-    def preparation(self, power: float) -> Preparation:
-        matrix = (self.directions * self.variances**-power) @ self.directions.T
-        return Preparation(jnp.asarray(self.centre, jnp.float32), jnp.asarray(matrix, jnp.float32))
+    def between(self) -> Float[np.ndarray, " dim"]:
+        """The variance of class means along each coordinate, less what is due to means of few rows."""
+        return self.means.var(0, ddof=1) - self.variances * (1 / self.counts).mean()
 
 
 def length_one(rows: Float[np.ndarray, "row dim"]) -> Float[np.ndarray, "row dim"]:
@@ -64,8 +83,3 @@ def by_class(metaset: MetaSet) -> Iterator[Float[np.ndarray, "row dim"]]:
     """The rows of each class."""
     for start, count in zip(metaset.starts, metaset.counts, strict=True):
         yield metaset.read(metaset.rows[start : start + count])
-
-
-def class_means(preparation: Preparation, metaset: MetaSet) -> Float[Array, "class dim"]:
-    """The mean of each class's prepared rows."""
-    return jnp.stack([preparation(jnp.asarray(rows, jnp.float32)).mean(0) for rows in by_class(metaset)])

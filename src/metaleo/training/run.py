@@ -30,15 +30,14 @@ from metaleo.data.metaset import MetaSet
 from metaleo.engines import AUTO, all_engines, choose_engine
 from metaleo.errors import BadInput, Interrupted
 from metaleo.evaluation.calibration import calibrate_model
-from metaleo.evaluation.evaluate import mean_validation_score
 from metaleo.features.backbone_files import load_backbone
 from metaleo.learners.anchor import Anchor
 from metaleo.learners.joint import Joint, Tail
 from metaleo.learners.leo import LEO
 from metaleo.tasks import PROBLEMS
 from metaleo.tasks.episodes import Episodes, MixedEpisodes, Rows, as_they_are, place_rows
-from metaleo.tasks.preparation import Moments, class_means
 from metaleo.tasks.task import normalise
+from metaleo.training.anchoring import choose_anchor, validation_tasks
 from metaleo.training.meta_train import RunState, make_optimiser, split_run_key, start_run
 from metaleo.training.population import (
     compile_advance,
@@ -102,12 +101,9 @@ class TrainingRun:
             training, validation = tasks, tasks  # an endless stream, with separate keys for each
         else:
             metaset = load_data(config.data, config.label, config.ignore) if metaset is None else metaset
-            if config.structure.anchored:
-                classes = len(metaset.subset(config.train_on).counts)
-                config = dataclasses.replace(config, structure=dataclasses.replace(config.structure, classes=classes))
-                self.config = config
-            self.anchor = choose_anchor(config, metaset) if config.structure.anchored else None
             self.metaset = metaset
+            if config.structure.anchored:
+                self.anchor = choose_anchor(config, metaset)
             training, validation = self.episodes(metaset)
             self.class_names = metaset.subset(config.train_on).class_names
         self.training, self.validation = replicate((training, validation))
@@ -296,40 +292,6 @@ def training_tasks(config: TrainConfig, metaset: MetaSet, rows: Rows) -> Episode
     if config.mixed:
         return MixedEpisodes.between(train, *config.spans, config.query, rows)
     return Episodes.over(train, config.way, config.shot, config.query, rows)
-
-
-def validation_tasks(config: TrainConfig, metaset: MetaSet, rows: Rows) -> Episodes:
-    """Tasks of validation classes: all other examples are queries, in mixed tasks at most `query` per class."""
-    if config.mixed:
-        return MixedEpisodes.between(metaset.subset("val"), *config.spans, config.query, rows)
-    return Episodes.over(metaset.subset("val"), config.way, config.shot, None, rows)
-
-
-POWERS = (0.0, 1 / 16, 1 / 8, 3 / 16, 1 / 4)
-"""How far rows may be whitened; the power of the best untrained anchor on validation tasks is taken."""
-CHOICE_TASKS = 500
-"""Validation tasks for that choice."""
-
-
-def choose_anchor(config: TrainConfig, metaset: MetaSet) -> Anchor:
-    """The anchor of the training classes, with the whitening that is best on validation tasks."""
-    train = metaset.subset(config.train_on)
-    moments = Moments.of(train)
-    learner = config.structure.init(jax.random.key(config.seed))
-    assert isinstance(learner, LEO)
-    key = split_run_key(jax.random.key(config.seed))[2]
-    found: list[tuple[float, Anchor]] = []
-    for power in POWERS:
-        preparation = moments.preparation(power)
-        anchor = Anchor.init(preparation, class_means(preparation, train), config.structure.anchor or "logistic")
-        rows = place_rows(metaset, fits_on_device(metaset.features.size), preparation)
-        tasks = validation_tasks(config, metaset, rows)
-        score = SCORE(dataclasses.replace(learner, anchor=anchor), tasks, key, jnp.arange(CHOICE_TASKS))
-        found.append((float(score), anchor))
-    return max(found, key=lambda one: one[0])[1]
-
-
-SCORE = jax.jit(mean_validation_score)
 
 
 def train_with_progress(run: TrainingRun, name: str, progress: Progress, how_to_resume: str) -> RunState:
