@@ -3,10 +3,12 @@
     python benchmarks/matrix.py features.npz matrix.json --seeds 5 --tasks 10000
     python benchmarks/matrix.py sample matrix.json --steps 10 --tasks 20    # a try
 
-For every way and shot, all learners are tested on the same tasks of test classes, with 15 queries per class; ± is 1.96
-standard errors of the difference to leo-anchored over tasks. Logistic regression is scikit-learn's, on rows of length
-one, with C from 1, 10 and 100 by validation tasks of the same way and shot. Ridge regression, prototypical and matching
-nets are trained on 5-way 5-shot tasks. Everything is chosen on validation classes.
+For every way and shot, all learners see the same test tasks, with 15 queries per class if there are so many. Anchored
+LEO is trained with each seed and its accuracy is the mean over them. "Ahead" is the mean difference on the same tasks,
+± 1.96 standard errors over tasks. Logistic regression is scikit-learn's, on rows of length one, with C from 1, 10 and
+100 by validation tasks of the same way and shot; as it is slow, it may see fewer tasks (--regression-tasks). Ridge
+regression, prototypical and matching nets are trained once, on 5-way 5-shot tasks. Everything is chosen on validation
+classes.
 """
 
 import argparse
@@ -16,17 +18,19 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from intents import regress
+from sklearn.linear_model import LogisticRegression
 
-from metaleo.checkpoints import load_model
+from metaleo._jax.devices import use_all_cores
+from metaleo.checkpoints import TrainedModel, load_model
 from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.data import load_data
 from metaleo.data.metaset import MetaSet
-from metaleo.evaluation.evaluate import score_learner
-from metaleo.experiments.compare import make_untrained, paired_difference
+from metaleo.evaluation.evaluate import mean_and_interval, paired_difference, score_learner, task_key
+from metaleo.experiments.compare import make_untrained
 from metaleo.learners.registry import ANCHORED, Structure
 from metaleo.tasks.episodes import Episodes, place_rows
+from metaleo.training.baselines import present
 from metaleo.training.run import TrainingRun, create_run_folder
 
 UNTRAINED = ("nearest-centroid", "cl2n")
@@ -34,27 +38,60 @@ TRAINED = ("ridge", "prototypical", "matching")
 STRENGTHS = (1.0, 10.0, 100.0)
 CHOICE_TASKS = 20
 QUERY = 15
+Cell = tuple[int, int]
 
 
-def train(learner: str, data: str, metaset: MetaSet, folder: Path, steps: int | None, seed: int) -> Path:
-    """The model file of a learner."""
+def train(learner: str, data: str, metaset: MetaSet, folder: Path, steps: int | None, seed: int) -> TrainedModel:
     if learner in UNTRAINED:
         structure = Structure(learner=learner, dim=metaset.dim)
         config = TrainConfig(data=data, steps=0, structure=structure)
-        folder.mkdir(parents=True)
         make_untrained(metaset, folder / "model.safetensors", config)
-        return folder / "model.safetensors"
-    given = {} if learner == ANCHORED else {"shot": 5, "steps": 2000, "validate_every": 250}
+        return load_model(folder / "model.safetensors")
+    given = {} if learner == ANCHORED else {"shot": 5, "steps": 1000, "validate_every": 250, "validation_tasks": 200}
     given |= {} if steps is None else {"steps": steps, "validate_every": steps}
-    config = resolve_config(metaset.dim, data=data, learner=learner, seed=seed, validation_tasks=500, **given)
-    run = TrainingRun(config, folder, metaset)
-    create_run_folder(folder, config, overwrite=False)
+    config = resolve_config(metaset.dim, data=data, learner=learner, seed=seed, **given)
+    run = TrainingRun(config, folder / "run", metaset)
+    create_run_folder(folder / "run", config, overwrite=False)
     state = run.train(lambda records: None)
     anchor = "" if run.anchor_score is None else f", its anchor {run.anchor_score:.2%}"
-    print(
-        f"{learner}: validation {float(state.best_score[0]):.2%} at step {int(state.best_step[0])}{anchor}", flush=True
-    )
-    return folder / "model.safetensors"
+    reached = f"validation {float(state.best_score[0]):.2%} at step {int(state.best_step[0])}{anchor}"
+    print(f"{learner}, seed {seed}: {reached}", flush=True)
+    return load_model(folder / "run" / "model.safetensors")
+
+
+def kind(metaset: MetaSet, cell: Cell) -> tuple[int, int, int] | None:
+    """Way, shot and queries of a cell, or None if there are too few classes or examples for it."""
+    way, shot = cell
+    query = min(QUERY, int(metaset.counts.min()) - shot)
+    return None if way > len(metaset.counts) or query < 5 else (way, shot, query)
+
+
+def score(model: TrainedModel, metaset: MetaSet, unseen: MetaSet, cells: list[Cell], tasks: int) -> dict:
+    """The accuracy on each task of each cell."""
+    placed, found = place_rows(metaset, prepare=model.prepare), {}
+    for cell in cells:
+        episodes = Episodes.over(unseen, *(kind(unseen, cell) or ()), placed)
+        found[cell] = np.asarray(score_learner(model.learner, episodes, 0, tasks).accuracy)
+    return found
+
+
+def regress(episodes: Episodes, tasks: int, inverse: float) -> np.ndarray:
+    """The accuracy of logistic regression on each task; `inverse` is its C."""
+    draw, accuracies = jax.jit(Episodes.sample), []
+    for index in range(tasks):
+        task = draw(episodes, jax.random.fold_in(task_key(0), index))
+        model = LogisticRegression(C=inverse, max_iter=1000).fit(*present(task.support))
+        accuracies.append(model.score(*present(task.query)))
+    return np.array(accuracies)
+
+
+def best_regression(metaset: MetaSet, unseen: MetaSet, cell: Cell, tasks: int) -> tuple[float, np.ndarray]:
+    """C by validation tasks, and the accuracy on each task."""
+    placed, validation = place_rows(metaset), metaset.subset("val")
+    most = (min(cell[0], len(validation.counts)), min(cell[1], int(validation.counts.min()) - 5))
+    choosing = Episodes.over(validation, *(kind(validation, most) or ()), placed)
+    best = max(STRENGTHS, key=lambda one: regress(choosing, CHOICE_TASKS, one).mean())
+    return best, regress(Episodes.over(unseen, *(kind(unseen, cell) or ()), placed), tasks, best)
 
 
 def main() -> None:
@@ -65,43 +102,64 @@ def main() -> None:
     parser.add_argument("--way", type=int, nargs="+", default=[5, 20])
     parser.add_argument("--shot", type=int, nargs="+", default=[1, 5, 10, 20])
     parser.add_argument("--tasks", type=int, default=10_000)
+    parser.add_argument("--regression-tasks", type=int, help="of logistic regression; by default --tasks")
     parser.add_argument("--steps", type=int, help="of every learner; by default its own")
-    parser.add_argument("--seeds", type=int, default=1, help="of leo-anchored; tasks differ too")
+    parser.add_argument("--seeds", type=int, default=1, help="of leo-anchored")
     flags = parser.parse_args()
+    use_all_cores()
     metaset = load_data(flags.data)
     unseen = metaset.subset(flags.split)
-    rows = []
-    for seed in range(flags.seeds):
-        accuracies: dict[tuple[int, int], dict[str, np.ndarray]] = {}
-        for name in (ANCHORED, *UNTRAINED, *TRAINED):
+    cells = [(way, shot) for way in flags.way for shot in flags.shot if kind(unseen, (way, shot))]
+    found: dict[str, list[dict]] = {}
+    for name in (*UNTRAINED, *TRAINED, ANCHORED):
+        for seed in range(flags.seeds if name == ANCHORED else 1):
             with tempfile.TemporaryDirectory() as folder:
-                model = load_model(train(name, flags.data, metaset, Path(folder) / "run", flags.steps, seed))
-            placed = place_rows(metaset, prepare=model.prepare)
-            for way in flags.way:
-                for shot in flags.shot:
-                    if way > len(unseen.counts) or shot + QUERY > unseen.counts.min():
-                        continue
-                    episodes = Episodes.over(unseen, way, shot, QUERY, placed)
-                    scores = score_learner(model.learner, episodes, seed, flags.tasks).accuracy
-                    accuracies.setdefault((way, shot), {})[name] = np.asarray(scores)
-        placed = place_rows(metaset)
-        for (way, shot), own in accuracies.items():
-            kind = min(way, len(metaset.subset("val").counts)), shot, QUERY, placed
-            validation, testing = Episodes.over(metaset.subset("val"), *kind), Episodes.over(unseen, way, *kind[1:])
-            tried = [regress(validation, CHOICE_TASKS, one, seed).mean() for one in STRENGTHS]
-            strength = STRENGTHS[int(np.argmax(tried))]
-            own[f"logistic-regression, C = {strength:g}"] = regress(testing, flags.tasks, strength, seed)
-            for name, values in own.items():
-                ahead, interval = paired_difference(own[ANCHORED], values)
-                rows.append({"seed": seed, "way": way, "shot": shot, "learner": name, "accuracy": float(values.mean()),
-                             "behind_by": ahead, "interval": interval})  # fmt: skip
-            best = max((float(values.mean()), name) for name, values in own.items() if name != ANCHORED)
-            ahead, interval = paired_difference(own[ANCHORED], own[best[1]])
-            mean, kind = own[ANCHORED].mean(), f"seed {seed}, {way}-way {shot}-shot"
-            print(f"{kind}: {mean:.2%}, {best[1]} {best[0]:.2%}: {ahead:+.2%} ± {interval:.2%}", flush=True)
+                model = train(name, flags.data, metaset, Path(folder), flags.steps, seed)
+            found.setdefault(name, []).append(score(model, metaset, unseen, cells, flags.tasks))
+    rows = []
+    for way, shot in cells:
+        own = np.stack([each[way, shot] for each in found[ANCHORED]])
+        strength, regression = best_regression(metaset, unseen, (way, shot), flags.regression_tasks or flags.tasks)
+        others = {name: found[name][0][way, shot] for name in (*UNTRAINED, *TRAINED)}
+        others["logistic-regression"] = regression
+        accuracy, interval = mean_and_interval(own.mean(0))
+        rows.append({"way": way, "shot": shot, "learner": ANCHORED, "accuracy": accuracy, "interval": interval,
+                     "seeds": own.mean(1).tolist()})  # fmt: skip
+        for name, values in others.items():
+            ahead, ahead_interval = paired_difference(own.mean(0)[: len(values)], values)
+            accuracy, interval = mean_and_interval(values)
+            rows.append({"way": way, "shot": shot, "learner": name, "accuracy": accuracy, "interval": interval,
+                         "ahead": ahead, "ahead_interval": ahead_interval, "tasks": len(values)})  # fmt: skip
+        rows[-1]["C"] = strength
+        nearest = min(rows[-len(others) :], key=lambda row: row["ahead"])
+        told = f"ahead of {nearest['learner']} by {nearest['ahead']:+.2%} ± {nearest['ahead_interval']:.2%}"
+        print(f"{way}-way {shot}-shot: {own.mean():.2%}, {told}, of all others by more", flush=True)
     settings = {"data": Path(flags.data).name, "split": flags.split, "tasks": flags.tasks, "steps": flags.steps,
                 "seeds": flags.seeds, "device": jax.devices()[0].device_kind}  # fmt: skip
     flags.out.write_text(json.dumps({"settings": settings, "results": rows}, indent=2) + "\n", encoding="utf-8")
+    print(tables(rows))
+
+
+def tables(rows: list[dict]) -> str:
+    """Markdown: accuracies by learner and shot, and in brackets by how much anchored LEO is ahead; a table per way."""
+    lines = []
+    for way in dict.fromkeys(row["way"] for row in rows):
+        own = [row for row in rows if row["way"] == way]
+        shots = list(dict.fromkeys(row["shot"] for row in own))
+        lines += ["", f"| {way}-way | " + " | ".join(f"{shot} shot{'s' * (shot > 1)}" for shot in shots) + " |"]
+        lines += ["|---" * (1 + len(shots)) + "|"]
+        for name in dict.fromkeys(row["learner"] for row in own):
+            each = [next(row for row in own if (row["learner"], row["shot"]) == (name, shot)) for shot in shots]
+            cells = [name, *(describe(row) for row in each)]
+            lines.append("| " + " | ".join(f"**{cell}**" if name == ANCHORED else cell for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def describe(row: dict) -> str:
+    accuracy = f"{100 * row['accuracy']:.1f}"
+    if "ahead" not in row:
+        return accuracy
+    return f"{accuracy} ({100 * row['ahead']:+.1f} ± {100 * row['ahead_interval']:.1f})".replace("-", "−")
 
 
 if __name__ == "__main__":

@@ -177,7 +177,9 @@ def test_a_report_has_likelihood_with_the_temperature_and_without(here, capsys):
     settings = AnalysisSettings(TaskSuite(candidates), "test", 0, 40, Progress())
     section = results_section(candidates, {one.source: one.source.name for one in candidates}, settings)
     tested = told(capsys, "evaluate", "leo/model-0.safetensors", "--tasks", "40")["models"][0]
-    own, other, _, sgd = section.rows
+    own, other, _, sgd, *baselines = section.rows
+    assert [row[0] for row in baselines] == ["nearest-centroid", "logistic-regression"]
+    assert all(0 < float(row[2].split()[0]) <= 100 for row in baselines)
     nll, error, plain_nll, plain_error = own[3:]
     assert nll == f"{tested['calibrated_nll']:.3f} ± {tested['calibrated_nll_interval']:.3f}"
     assert error == f"{100 * tested['calibrated_error']:.1f} %"

@@ -93,7 +93,9 @@ def test_presets_and_overrides_are_resolved():
     assert (config.structure.official, config.structure.latent, config.structure.dim) == (True, 32, DIM)
     assert config.hyper.kl == 0.5
     assert config.hyper.learning_rate == 4.102361e-4
-    assert parse("train", ["--shot", "5"]).resolve(DIM).hyper == PRESETS["metaleo-mini-5shot"].hyper
+    assert parse("train", ["--learner", "leo", "--shot", "5"]).resolve(DIM).hyper == PRESETS["metaleo-mini-5shot"].hyper
+    usual = parse("train", ["--shot", "5"]).resolve(DIM)  # what is right for data never seen before
+    assert (usual.structure.learner, usual.ways, usual.shots) == ("leo-anchored", (2, 20), (5, 5))
     assert parse("train", [*train, "--no-official"]).resolve(DIM).structure.official is False
 
 
@@ -238,7 +240,7 @@ def test_quickstart_in_small(here, capsys, monkeypatch):
     monkeypatch.setattr(data, "load_data", make_sample)
     main(["quickstart", "--steps", "4", "--tasks", "20", "--json"])
     results = json.loads(capsys.readouterr().out)["results"]
-    assert set(results) == {"nearest centroid", "Meta-SGD", "LEO"}
+    assert set(results) == {"nearest centroid", "logistic regression", "Meta-SGD", "LEO", "anchored LEO"}
     assert all(result["tasks"] == 20 for result in results.values())
     assert (here / "metaleo-quickstart/learning-curves.png").exists()
     assert "--overwrite" in fails(capsys, "quickstart", "--steps", "4")
@@ -514,7 +516,10 @@ def test_help_fits_a_screen_and_names_every_command(capsys):
         (("train", "--official", "False"), "metaleo: unexpected argument 'False'; a switch takes no value; see"),
         (("train", "--shot", "x"), "metaleo: --shot takes a whole number or a range such as 2..20, not 'x'"),
         (("train", "--learner", "leo-anchored", "--shot", "5..1"), "metaleo: --shot 5..1 must go from fewest to most"),
-        (("train", "--way", "2..5"), "metaleo: leo cannot learn from tasks of many ways; leo-anchored can"),
+        (
+            ("train", "--learner", "leo", "--way", "2..5"),
+            "metaleo: leo cannot learn from tasks of many ways; leo-anchored can",
+        ),
         (("train", "--learner", "meta-sgd", "--anchor", "ridge"), "metaleo: meta-sgd has no anchor"),
         (("train", "--learner", "leo-anchored", "--anchor", "x"), "metaleo: unknown --anchor 'x'; known are centroid"),
         (("train", "--kl", "x"), "metaleo: --kl takes a number, not 'x'"),

@@ -19,7 +19,7 @@ from PIL import Image
 
 from helpers.small import DIM, make_model
 from metaleo import data
-from metaleo.checkpoints import builtin_model_path, load_model, save_model
+from metaleo.checkpoints import load_model, save_model
 from metaleo.data.metaset import MetaSet
 from metaleo.features.datasets import open_images, read_arrays, rows_of
 
@@ -130,23 +130,24 @@ def calibration(run, _):
     assert 0 <= row["accuracy"] <= 1
 
 
-@case("benchmarks/intents.py")
-def intents(run, folder):
-    (folder / "run").mkdir()
-    shutil.copy(builtin_model_path("intents"), folder / "run/model.safetensors")
-    assert len(run("run out.json --way 5 --shot 1 --tasks 2 --validation-tasks 2").splitlines()) == 3
-    rows = json.loads((folder / "out.json").read_text())["results"]
-    assert [row["learner"] for row in rows] == ["leo", "nearest-centroid", "logistic-regression"]
+@case("benchmarks/estimator.py")
+def estimator(run, _):
+    even, uneven = json.loads(run("--models intents --shots 1 --tasks 4"))["rows"]
+    assert (even["examples"], uneven["examples"]) == ([1] * 5, [3, 1, 1, 7, 2])
+    assert all(0.3 < row["accuracy"] <= 1 and 0 <= row["calibration_error"] < 1 for row in (even, uneven))
+    assert {"accuracy", "ahead", "interval"} == set(even["logistic-regression"])
 
 
 @case("benchmarks/matrix.py")
 def matrix(run, folder):
-    run("sample matrix.json --split val --way 5 --shot 1 --steps 2 --tasks 4")
-    rows = json.loads((folder / "matrix.json").read_text("utf-8"))["results"]
-    assert rows[0]["learner"] == "leo-anchored"
-    assert rows[0]["behind_by"] == 0
-    assert {row["learner"].split(",")[0] for row in rows} >= {"logistic-regression", "ridge", "nearest-centroid"}
-    assert all(row["accuracy"] > 0.3 for row in rows)
+    run("intents matrix.json --split val --way 5 --shot 1 99 --steps 2 --tasks 4 --seeds 2 --regression-tasks 3")
+    first, *others = json.loads((folder / "matrix.json").read_text("utf-8"))["results"]  # none of 99 shots
+    assert (first["learner"], len(first["seeds"])) == ("leo-anchored", 2)
+    assert {row["learner"]: row["tasks"] for row in others} == {
+        "nearest-centroid": 4, "cl2n": 4, "ridge": 4, "prototypical": 4, "matching": 4, "logistic-regression": 3,
+    }  # fmt: skip
+    assert all(row["accuracy"] > 0.3 for row in (first, *others))
+    assert others[-1]["C"] in (1, 10, 100)
 
 
 @case("benchmarks/memory.py")

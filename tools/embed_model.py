@@ -11,7 +11,7 @@ from metaleo.checkpoints import load_model, save_model
 
 CARDS = {
     "miniimagenet": {
-        "for": "5-way, 1- to 10-shot tasks on WRN-28-10 features like those in the package (docs/guides/images.md)",
+        "for": "2 to 20 classes with 1 to 20 examples each, as WRN-28-10 features like those in the package",
         "data": "features of the 64 training classes of miniImageNet, 100 images each, computed for this project",
         "limits": "classes of photographs; features of another network need a model of their own",
     },
@@ -40,7 +40,7 @@ def main() -> None:
     config = {**model.header["config"], "data": Path(model.header["config"]["data"]).name}  # no one else's folders
     extras = {name: value for name in ("network", "views") if (value := getattr(given, name)) is not None}
     header = {**model.header, "config": config, "card": CARDS[given.name], **extras}
-    target = given.out or Path(metaleo.__file__).parent / "models" / f"{given.name}.safetensors"
+    target = given.out or Path(metaleo.__file__).parent / "assets" / "models" / f"{given.name}.safetensors"
     save_model(target, model.learner, model.structure, header)
     target.chmod(0o644)
     print(f"{target.name}: {target.stat().st_size:,} bytes")

@@ -252,3 +252,34 @@ def test_overwrite(here, whole, tmp_path, capsys):
     for flags, said in (([], "is not a comparison"), (["--overwrite"], "holds something else")):
         assert said in fails(capsys, *COMPARE, *flags, "--out", str(tmp_path / "thesis"))
     assert (tmp_path / "thesis/chapter.tex").exists()
+
+
+def test_advice_names_the_simplest_of_the_best():
+    random = np.random.default_rng(0)
+    base = random.uniform(0.4, 0.9, 400)
+
+    def advice(**ahead):
+        scores = {name.replace("_", "-"): base + points / 100 + 0.01 * random.normal(size=400)
+                  for name, points in ahead.items()}  # fmt: skip
+        return compare.advise(scores)
+
+    told = advice(leo=2.0, cl2n=0.0, nearest_centroid=-1.0)
+    assert told.startswith("use leo: +2.0")
+    assert told.endswith("against cl2n, the best without training")
+    assert advice(leo=0.0, cl2n=0.04).startswith("use cl2n: it needs no training, and ")
+    assert advice(leo=0.04, cl2n=0.0).startswith("use cl2n: it needs no training, and ")
+    assert advice(leo=-3.0, cl2n=0.0) == "use cl2n: it needs no training, and nothing here is better"
+    assert "; ridge is level with it" in advice(leo=2.0, ridge=1.98, cl2n=0.0)
+    assert advice(leo=2.0, ridge=0.0).startswith("leo is the best; add nearest-centroid")
+
+
+def test_advice_is_in_all_results(whole):
+    found = results(whole / "whole")["advice"]
+    assert found.keys() == {"1"}
+    assert found["1"][1:] in (whole / "whole/compare.md").read_text()
+
+
+def test_no_learner_is_trained_longer_than_its_preset():
+    plan = compare.Comparison(learners=("leo-anchored", "leo"), steps=100_000)
+    assert plan.config("leo-anchored", 1, 8).steps == PRESETS["anchored"].training["steps"]
+    assert plan.config("leo", 1, 8).steps == 100_000

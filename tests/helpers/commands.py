@@ -7,7 +7,7 @@ import pytest
 from metaleo.cli import main
 
 SMALL = (
-    "--way", "3", "--query", "4", "--steps", "4", "--meta-batch", "2", "--validate-every", "2",
+    "--learner", "leo", "--way", "3", "--query", "4", "--steps", "4", "--meta-batch", "2", "--validate-every", "2",
     "--validation-tasks", "4", "--latent", "4", "--latent-steps", "1", "--finetune-steps", "1",
 )  # fmt: skip
 """Flags of `metaleo train` for a run of a moment."""

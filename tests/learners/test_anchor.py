@@ -90,7 +90,10 @@ def test_fit_reaches_the_minimum_that_scipy_finds():
 
     def objective(flat):
         theta = flat.reshape(prior.shape)
-        return -(targets * log_softmax(inputs @ theta.T, 1)).sum() + regulariser / 2 * ((theta - prior) ** 2).sum()
+        return (
+            -(targets * log_softmax(inputs @ theta.T + np.log(COUNTS), 1)).sum()
+            + regulariser / 2 * ((theta - prior) ** 2).sum()
+        )
 
     best = scipy.optimize.minimize(objective, prior.ravel().astype(np.float64)).x.reshape(prior.shape)
     np.testing.assert_allclose(anchor.fit(jnp.asarray(prior), support), best, atol=1e-3)
@@ -100,7 +103,7 @@ def test_first_step_of_fit_is_a_ridge_regression_on_what_is_left_over():
     anchor, support = make_anchor("ridge"), make_batch(0, COUNTS)
     prior = np.random.default_rng(1).normal(size=(3, DIM + 1)).astype(np.float32)
     inputs = with_ones(support)
-    left_over = np.asarray(support.targets) - softmax(inputs @ prior.T, 1)
+    left_over = np.asarray(support.targets) - softmax(inputs @ prior.T + np.log(COUNTS), 1)
     regulariser = numbers(anchor)[4]
     system = inputs.T @ inputs / 2 + regulariser * np.eye(DIM + 1)
     expected = prior + np.linalg.solve(system, inputs.T @ left_over).T

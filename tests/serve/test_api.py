@@ -1,5 +1,6 @@
 """Every route of the server, and every limit."""
 
+import asyncio
 import io
 import json
 import math
@@ -496,6 +497,19 @@ def test_programs_are_forgotten(models):
         for way in range(2, 8):
             adapt(client, **examples(way)).raise_for_status()
             assert len(service.shapes) <= 3
+
+
+def test_freed_memory_is_given_back(monkeypatch):
+    """After programs were discarded, and after large work: else the heap only grows."""
+    given_back = []
+    monkeypatch.setattr("metaleo.serve.server.return_free_memory", lambda: given_back.append(1))
+    service = InferenceService({}, Limits(shapes=2))
+    for way in range(5):
+        service.remember(("adapt", "m", way, 1), lambda: 1)
+    assert (len(service.shapes), len(given_back)) == (1, 2)
+    for size in (10, 200 * 2**20):
+        assert asyncio.run(service.work(lambda: 7, size=size)) == 7
+    assert len(given_back) == 3
 
 
 def test_rates(models):

@@ -25,18 +25,21 @@ TEMPORARY = ".*.tmp"
 
 def claim_run_folder(folder: Path, config: dict[str, Any], overwrite: bool) -> None:
     """Create the folder of a new run, and write its configuration there."""
-    path = folder / "config.json"
-
-    def check() -> None:
-        if not is_free(folder) and not overwrite:
-            raise BadInput(f"{folder} exists; continue it with resume=True or replace it with overwrite=True")
-        require_ours(folder, path.name)
-
-    check()  # before a lock is put there
+    check_run_folder(folder, overwrite)  # before a lock is put there
     with owned(folder):
-        check()  # another process may have been faster
-        remove_results(folder, path.name)
-        write_text(path, json.dumps(config, indent=2) + "\n")
+        check_run_folder(folder, overwrite)  # another process may have been faster
+        remove_results(folder, CONFIG)
+        write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+CONFIG = "config.json"
+
+
+def check_run_folder(folder: Path, overwrite: bool) -> None:
+    """Raise `BadInput` if a new run cannot have this folder."""
+    if not is_free(folder) and not overwrite:
+        raise BadInput(f"{folder} exists; continue it with resume=True or replace it with overwrite=True")
+    require_ours(folder, CONFIG)
 
 
 def is_free(folder: Path) -> bool:

@@ -21,10 +21,11 @@ class Compare:
 
     Each learner starts from its preset for the shot and is kept at its best validation accuracy. The folder gets a
     table (compare.md), a figure (compare.png), results.json, and every model. Nothing is lost by Ctrl-C or a kill:
-    the same command goes on where it was. With other --learner or --shot, what is there already is used again.
+    the same command goes on where it was. With other --learner or --shot, what is there already is used again. Below
+    each table a sentence says which learner to use for such tasks.
 
     Try:
-      metaleo compare --learner leo meta-sgd nearest-centroid --steps 3000
+      metaleo compare --learner leo-anchored leo nearest-centroid logistic-regression --steps 3000
       metaleo compare --data features.npz --shot 1 5 --out comparisons/mine
       metaleo compare --shot 1 --tasks 50000 --json
     """
@@ -69,7 +70,7 @@ class Compare:
             self.out,
             self.overwrite,
             progress,
-            lambda shot, rows: tables.extend(comparison_table(plan, shot, rows)),
+            lambda shot, rows, advice: tables.extend((*comparison_table(plan, shot, rows), f"{advice}\n")),
         )
         emit(results, self.json, *tables)
 

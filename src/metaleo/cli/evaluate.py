@@ -64,6 +64,8 @@ class Evaluate:
     """Which tasks."""
     per_task: Annotated[Path | None, default_is("none")] = None
     """Also write every task's scores to this CSV file."""
+    baselines: Switch = True
+    """Also test nearest centroids and logistic regression, on the same tasks, 500 at most."""
     samples: int = 100
     """Functions sampled for each task of sines and lines."""
     engine: str = "auto"
@@ -108,7 +110,28 @@ class Evaluate:
                        for one in candidates],
         }  # fmt: skip
         title = f"{suite.kind}, {self.tasks:,} {self.split} tasks of {suite.data}, seed {self.seed}"
-        emit(result, self.json, title, *evaluation_table(found))
+        shown = [title, *evaluation_table(found)]
+        if self.baselines:
+            beside = self.test_baselines(suite, {name: score.accuracy for name, score in scores.items()})
+            result["beside"] = beside
+            shown += list(baseline_table(beside, list(scores)))
+        emit(result, self.json, *shown)
+
+    def test_baselines(self, suite: "TaskSuite", accuracies: dict[str, Any]) -> list[dict[str, Any]]:
+        """What needs no training on the first of the same tasks, and by how much each model is ahead of it there."""
+        from metaleo.evaluation.evaluate import BASELINE_TASKS, mean_and_interval, paired_difference, score_learner
+
+        found, count = [], min(self.tasks, BASELINE_TASKS)
+        for one in suite.baselines():
+            episodes: Any = suite.tasks(one, "train+val+test" if self.split == "all" else self.split, self.query)
+            with progress.bar(one.name, count) as bar:
+                own = score_learner(one.learner, episodes, self.seed, count, bar).accuracy
+            accuracy, interval = mean_and_interval(own)
+            ahead = {name: paired_difference(each[:count], own) for name, each in accuracies.items()}
+            ahead = {name: dict(zip(("difference", "interval"), pair, strict=True)) for name, pair in ahead.items()}
+            found.append({"name": one.name, "tasks": count, "accuracy": accuracy, "accuracy_interval": interval,
+                          "ahead": ahead})  # fmt: skip
+        return found
 
     def test_functions(self, candidates: "list[Candidate]", suite: "TaskSuite") -> None:
         from metaleo.evaluation.regression import evaluate_function_models, write_function_scores
@@ -125,6 +148,21 @@ class Evaluate:
         rows = [{"name": name, "model": paths.get(name), **result} for name, result in results.items()]
         title = f"{suite.kind}, {self.tasks:,} tasks, seed {self.seed}"
         emit({**settings, "models": rows}, self.json, title, *function_table(results))
+
+
+def baseline_table(beside: list[dict[str, Any]], names: list[str]) -> Iterator[RenderableType]:
+    """Each baseline, and by how much each model, three at most, is ahead of it on the same tasks."""
+    if not beside:
+        return
+    shown = names[:3]
+    headings = [f"beside it, on {beside[0]['tasks']:,} of these tasks", "accuracy"]
+    headings += [f"ahead: {name}" for name in shown]
+    rows = []
+    for own in beside:
+        ahead = [own["ahead"][name] for name in shown]
+        rows.append([own["name"], f"{100 * own['accuracy']:.2f} ± {100 * own['accuracy_interval']:.2f} %",
+                     *(f"{100 * one['difference']:+.2f} ± {100 * one['interval']:.2f}" for one in ahead)])  # fmt: skip
+    yield make_table(headings, rows)
 
 
 def used_first(found: "Evaluation") -> dict[str, Any]:

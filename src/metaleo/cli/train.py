@@ -1,5 +1,6 @@
 """`metaleo train`."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,7 @@ from metaleo.config.presets import default_config, resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.errors import BadInput, unknown_name
 from metaleo.learners.base import HyperParams
-from metaleo.learners.registry import Structure
+from metaleo.learners.registry import ANCHORED, Structure
 from metaleo.tasks import PROBLEMS
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class Train:
     run; where that cannot be, it says so and goes on.
 
     Try:
-      metaleo train --shot 5 --out runs/five-shot
-      metaleo train --data my-vectors.csv --shot 5 --out runs/mine
+      metaleo train --data my-vectors.csv --out runs/mine
+      metaleo train --learner leo --shot 5 --out runs/five-shot
       metaleo train --data banking.csv --label category --ignore id --out runs/banking
       metaleo train --data features.npz --preset paper-mini-1shot --seeds 5
       metaleo train --learner meta-sgd --steps 5000
@@ -74,8 +75,9 @@ class Train:
     """Of a table, the column of the labels."""
     ignore: Columns = ()
     """Of a table, columns of numbers that are no part of the vector."""
-    learner: str = "leo"
-    """What to meta-train: leo, meta-sgd, maml, prototypical, … (`metaleo list learners`)."""
+    learner: str = ANCHORED
+    """What to meta-train: leo-anchored, which is never worse than its anchor on validation tasks; leo, as in the paper;
+    meta-sgd, maml, prototypical, … (`metaleo list learners`)."""
     preset: Annotated[str | None, default_is("the one for this learner and shot")] = None
     """Hyper-parameters to start from: a name (`metaleo list presets`), or best.json of a search."""
     way: Span = Span(TrainConfig.way, TrainConfig.way)
@@ -115,7 +117,9 @@ class Train:
             return cls.of(TrainConfig.read(chosen.out / "config.json"), out=chosen.out)
         least = (chosen.shot or "").partition("..")[0]
         shot = int(least) if least.isdecimal() else None  # any other word is refused when all flags are read
-        config = default_config(chosen.learner, shot, preset=chosen.preset, problem=chosen.problem)
+        said = chosen.learner or chosen.preset or chosen.problem  # else what is right for data never seen before
+        learner = chosen.learner if said else ANCHORED
+        config = default_config(learner, shot, preset=chosen.preset, problem=chosen.problem)
         return cls.of(config, preset=chosen.preset, problem=chosen.problem)
 
     @classmethod
@@ -153,10 +157,10 @@ class Train:
         return resume_config(self.out, self.steps)
 
     def run(self) -> None:
-        from metaleo._io.run_log import owned
+        from metaleo._io.run_log import check_run_folder, owned
         from metaleo.data.feature_files import load_data
         from metaleo.tasks.episodes import check_enough
-        from metaleo.training.run import TrainingRun, create_run_folder
+        from metaleo.training.run import TrainingRun, check_data, create_run_folder
 
         metaset = None
         if self.resume:
@@ -174,14 +178,21 @@ class Train:
             check_enough(metaset, config.way)
         kind = self.problem or ("mixed" if config.mixed else f"{config.way}way-{config.shot}shot")
         folder = self.out or Path(f"runs/{config.structure.learner}-{kind}")
-        if config.structure.anchored:
-            tell("choosing the anchor on validation tasks …")
-        run = TrainingRun(config, folder, metaset)  # bad data says so before the folder is touched
-        if self.resume:
-            run.check_classes()
-        else:
-            create_run_folder(folder, config, self.overwrite)
-        with owned(folder):
+        if metaset is not None:
+            check_data(config, metaset)
+        if not self.resume:
+            check_run_folder(folder, self.overwrite)
+        with contextlib.ExitStack() as stack:
+            if folder.is_dir():
+                stack.enter_context(owned(folder))
+            if config.structure.anchored:
+                tell("choosing the anchor on validation tasks …")
+            run = TrainingRun(config, folder, metaset)  # bad data says so before the folder is touched
+            if self.resume:
+                run.check_classes()
+            else:
+                create_run_folder(folder, config, self.overwrite)
+            stack.enter_context(owned(folder))
             self.train(run, metaset)
 
     def train(self, run: "TrainingRun", metaset: "MetaSet | None") -> None:
@@ -201,11 +212,6 @@ class Train:
         resume = f"go on with:\n  metaleo train --resume --out {folder}"
         state = train_with_progress(run, config.structure.learner, progress, resume)
         run.calibrate(state)
-        plot_curves(
-            folder / "curves.png",
-            {config.structure.learner: read_metrics(folder / "metrics.jsonl")},
-            title,
-        )
         best = [run.named_score(float(score)) for score in state.best_score]
         what = next(iter(best[0])).replace("_", " ")
         fields = ("best_step", "skipped", "step")
@@ -215,17 +221,21 @@ class Train:
         ]
         result = {"run": str(folder), "config": config.to_json(), "seeds": per_seed}
         shown: list[Any] = [f"{folder}: best {what} {', '.join(format_score(score) for score in best)}"]
+        levels: dict[str, float] = {}
         if run.metaset is not None and config.train_on == "train":
-            from metaleo.training.baselines import beside_baselines
+            from metaleo.training.baselines import beside_baselines, validation_levels
 
-            beside = beside_baselines(run, state)
+            beside, levels = beside_baselines(run, state), validation_levels(run)
             result["beside"] = [dataclasses.asdict(one) for one in beside]
             kinds = [f"{one.way}-way {one.shot}-shot" for one in beside]
             names = {"this model": "model", "nearest centroid": "centroid", "logistic regression": "logistic"}
             rows = [[name, *(f"{100 * getattr(one, field):.1f} %" for one in beside)] for name, field in names.items()]
             shown += [make_table(["validation accuracy", *kinds], rows)]
+            result["validation"] = levels
             if behind := [kind for kind, one in zip(kinds, beside, strict=True) if one.behind]:
                 tell(f"no better than what needs no training in {' and '.join(behind)} tasks; see `metaleo compare`")
+        records = {config.structure.learner: read_metrics(folder / "metrics.jsonl")}
+        plot_curves(folder / "curves.png", records, title, levels=levels)
         if run.anchor is not None and not any(one["best_step"] for one in per_seed):
             tell("training did not improve on the anchor, which is what the model is: its classifiers in closed form")
         emit(result, self.json, *shown)

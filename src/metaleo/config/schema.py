@@ -74,7 +74,8 @@ class TrainConfig:
             if span is not None and span[0] > span[1]:
                 raise BadInput(f"{name}={span[0]}..{span[1]} must go from fewest to most: {span[1]}..{span[0]}")
         if self.ways is not None and self.ways[0] < 2:
-            raise BadInput(f"way={self.ways[0]}..{self.ways[1]} must start at 2 or more")
+            shown = "..".join(str(way) for way in dict.fromkeys(self.ways))
+            raise BadInput(f"way={shown} must be at least 2")
         if self.mixed and not structure.anchored:
             raise BadInput(f"{structure.learner} cannot learn from tasks of many ways; leo-anchored can")
         if structure.max_grad_norm is not None and not structure.max_grad_norm > 0:

@@ -17,7 +17,7 @@ from metaleo.evaluation.evaluate import in_chunks, tasks_at_once
 from metaleo.learners.base import Learner
 from metaleo.tasks.episodes import Episodes
 
-SHOTS = (1, 2, 5, 10)
+SHOTS = (1, 2, 5, 10, 20)
 """Shots for which temperatures are learned, if classes have enough examples; others are interpolated."""
 QUERY = 15
 TASKS = 400

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from metaleo._io.files import atomic_write, write_csv
 from metaleo._jax.devices import AXIS, can_share, fits_on_device, jit, on_each_device, replicate
-from metaleo.checkpoints import Candidate
+from metaleo.checkpoints import Candidate, find_model
 from metaleo.data.feature_files import load_data
 from metaleo.data.tables import is_table
 from metaleo.engines import Engine, choose_engine
@@ -326,6 +326,21 @@ def load_score(path: Path, seed: int, tasks: int) -> Score | None:
         return None
 
 
+def paired_difference(
+    ours: Float[Array | np.ndarray, " task"], theirs: Float[Array | np.ndarray, " task"]
+) -> tuple[float, float]:
+    """Mean of `ours` - `theirs` over the same tasks, and 1.96 times its standard error; task difficulty cancels."""
+    differences = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
+    return float(differences.mean()), float(1.96 * differences.std(ddof=1) / math.sqrt(len(differences)))
+
+
+BASELINES = ("nearest-centroid", "logistic-regression")
+BASELINE_TASKS = 500
+"""Tasks on which they are tested at most: logistic regression takes much longer than what is meta-trained."""
+MOST_NUMBERS = 20_000
+"""Numbers per example, at most, for them: images as they are have more."""
+
+
 class TaskSuite:
     """The tasks on which models are tested, the same for every model.
 
@@ -379,6 +394,12 @@ class TaskSuite:
                 f"{candidate.path} was trained on class {min(trained)} of {self.data}"
                 + ("" if "train" in split else ": its classes have been split in another way since")
             )
+
+    def baselines(self) -> list[Candidate]:
+        """What needs no training, to stand beside the models: nothing if tasks are not of vectors with classes."""
+        if self.metaset is None or self.metaset.dim > MOST_NUMBERS:
+            return []
+        return [Candidate(name, Path(name), Path(name), find_model(name, self.metaset.dim)) for name in BASELINES]
 
     @property
     def kind(self) -> str:

@@ -10,7 +10,6 @@ OUT/results.json, compare.md, compare.png
 import contextlib
 import dataclasses
 import json
-import math
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -28,12 +27,20 @@ from metaleo._io.progress import SILENT, Progress
 from metaleo._io.run_log import is_free, owned, read_metrics, remove_results, require_ours
 from metaleo._jax.devices import fits_on_device
 from metaleo.checkpoints import load_model, save_model
-from metaleo.config.presets import resolve_config
+from metaleo.config.presets import default_config, resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.data.feature_files import load_data
 from metaleo.data.metaset import SLAB, MetaSet
 from metaleo.errors import BadInput, Interrupted, require_at_least, require_seed, unknown_name
-from metaleo.evaluation.evaluate import Evaluation, Score, load_score, save_score, score_learner, summarise
+from metaleo.evaluation.evaluate import (
+    Evaluation,
+    Score,
+    load_score,
+    paired_difference,
+    save_score,
+    score_learner,
+    summarise,
+)
 from metaleo.learners.registry import LEARNERS, UNTRAINED, Structure
 from metaleo.plotting.figures import plot_comparison, plot_curves
 from metaleo.tasks import Episodes
@@ -116,8 +123,10 @@ class Comparison:
         if learner in UNTRAINED:
             structure = Structure(learner=learner, dim=dim, way=self.way)
             return TrainConfig(**shared, shot=shot, steps=0, structure=structure)
-        every = max(1, min(TrainConfig.validate_every, self.steps // VALIDATIONS))
-        return resolve_config(dim, **shared, learner=learner, shot=shot, steps=self.steps, validate_every=every)
+        usual = default_config(learner, shot)
+        steps = min(self.steps, usual.steps)
+        every = max(1, min(usual.validate_every, steps // VALIDATIONS))
+        return resolve_config(dim, **shared, learner=learner, shot=shot, steps=steps, validate_every=every)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +158,7 @@ def compare(
     out: str | Path,
     overwrite: bool = False,
     progress: Progress = SILENT,
-    show: Callable[[int, list[ComparisonRow]], None] = lambda shot, rows: None,
+    show: Callable[[int, list[ComparisonRow], str], None] = lambda shot, rows, advice: None,
 ) -> dict[str, Any]:
     """Meta-train several learners on the same data, test them on the same tasks, and rank them.
 
@@ -160,7 +169,7 @@ def compare(
         out: Folder for the results and the models.
         overwrite: Replace the comparison in `out`.
         progress: Shows messages and progress bars.
-        show: Called with a shot and its rows, the most accurate first, as soon as they are known.
+        show: Called with a shot, its rows, the most accurate first, and a sentence of advice, once they are known.
 
     Returns:
         The content of `out/results.json`: settings, machine, and for each shot a row per learner.
@@ -199,18 +208,20 @@ def run_jobs(
     folder: Path,
     jobs: dict[Path, TrainConfig],
     progress: Progress,
-    show: Callable[[int, list[ComparisonRow]], None],
+    show: Callable[[int, list[ComparisonRow], str], None],
 ) -> dict[str, Any]:
     """Do all that is not done yet; then write and return the results."""
     rows: ComparisonRows = {}
     scores: dict[int, dict[str, Score]] = {shot: {} for shot in plan.shots}
+    advice: dict[int, str] = {}
     try:
         for number, (own, config) in enumerate(jobs.items(), start=1):
             shot = config.shot
             scores[shot][own.name] = train_and_score(plan, metaset, own, config, f"[{number}/{len(jobs)}]", progress)
             if len(scores[shot]) == len(plan.learners):
                 rows[shot] = rank(own.parent, scores[shot], plan.reference)
-                show(shot, rows[shot])
+                advice[shot] = advise({name: score.accuracy for name, score in scores[shot].items()})
+                show(shot, rows[shot], advice[shot])
     except KeyboardInterrupt as interrupt:  # between runs; a run itself saves and raises `Interrupted`
         progress.say(f"stopped; {HOW_TO_RESUME}")
         raise Interrupted from interrupt
@@ -221,9 +232,10 @@ def run_jobs(
         "versions": {"metaleo": metaleo.__version__, "jax": jax.__version__},
         "reference": plan.reference,
         "shots": {str(shot): [row.to_json() for row in own] for shot, own in rows.items()},
+        "advice": {str(shot): sentence for shot, sentence in advice.items()},
     }
     write_text(folder / "results.json", json.dumps(results, indent=2) + "\n")
-    write_text(folder / "compare.md", to_markdown(plan, results["machine"], rows))
+    write_text(folder / "compare.md", to_markdown(plan, results["machine"], rows, advice))
     panels = {
         f"{plan.way}-way {shot}-shot": {
             row.learner: (row.evaluation.accuracy, row.evaluation.accuracy_interval) for row in own
@@ -350,12 +362,34 @@ def rank(folder: Path, scores: dict[str, Score], reference: str) -> list[Compari
     return sorted(rows, key=lambda row: -row.evaluation.accuracy)
 
 
-def paired_difference(
-    ours: Float[Array | np.ndarray, " task"], theirs: Float[Array | np.ndarray, " task"]
-) -> tuple[float, float]:
-    """Mean of `ours` - `theirs` over the same tasks, and 1.96 times its standard error; task difficulty cancels."""
-    differences = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
-    return float(differences.mean()), float(1.96 * differences.std(ddof=1) / math.sqrt(len(differences)))
+LEVEL = 0.001
+"""A difference in accuracy that does not matter, even if it is known."""
+
+
+def advise(accuracies: dict[str, Float[Array | np.ndarray, " task"]]) -> str:
+    """One sentence on which learner to use, from accuracies on the same tasks.
+
+    That is the best one, unless a learner without training is level with it: not more than `LEVEL`, or than the 95 %
+    interval of the difference, behind.
+    """
+    ordered = sorted(accuracies, key=lambda name: -float(np.mean(accuracies[name])))
+    best, simple = ordered[0], [name for name in ordered if name in UNTRAINED]
+    if len(ordered) == 1 or not simple:
+        return f"{best} is the best; add nearest-centroid and logistic-regression to see whether training pays"
+    if best in UNTRAINED:
+        return f"use {best}: it needs no training, and nothing here is better"
+    ahead, interval = paired_difference(accuracies[best], accuracies[simple[0]])
+    told = f"{100 * ahead:+.2f} ± {100 * interval:.2f} points"
+    if ahead <= max(LEVEL, interval):
+        return f"use {simple[0]}: it needs no training, and {best} is level with it ({told})"
+    rivals = [name for name in ordered[1:] if name not in UNTRAINED and is_level(accuracies[best], accuracies[name])]
+    also = f"; {' and '.join(rivals[:2])} {'are' if len(rivals) > 1 else 'is'} level with it" if rivals else ""
+    return f"use {best}: {told} against {simple[0]}, the best without training{also}"
+
+
+def is_level(best: Float[Array | np.ndarray, " task"], other: Float[Array | np.ndarray, " task"]) -> bool:
+    ahead, interval = paired_difference(best, other)
+    return ahead <= max(LEVEL, interval)
 
 
 def cells(row: ComparisonRow, reference: str) -> list[str]:
@@ -377,7 +411,7 @@ def columns(reference: str) -> list[str]:
     return ["learner", "accuracy (%)", f"minus {reference} (%)", "NLL", "ECE (%)", "training (s)", "best step"]
 
 
-def to_markdown(plan: Comparison, machine: dict[str, str], rows: ComparisonRows) -> str:
+def to_markdown(plan: Comparison, machine: dict[str, str], rows: ComparisonRows, advice: dict[int, str]) -> str:
     """The settings, then a table per shot."""
     lines = [
         f"```sh\n{plan.command}\n```\n",
@@ -398,4 +432,5 @@ def to_markdown(plan: Comparison, machine: dict[str, str], rows: ComparisonRows)
             if row.learner == plan.reference:
                 texts = [f"**{text}**" for text in texts]
             lines.append("| " + " | ".join(texts) + " |")
+        lines.append(f"\n{advice[shot][:1].upper()}{advice[shot][1:]}.")
     return "\n".join(lines) + "\n"

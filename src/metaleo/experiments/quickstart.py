@@ -1,4 +1,4 @@
-"""Quickstart: LEO, Meta-SGD and nearest centroids on the same tasks, with real features from the package."""
+"""Quickstart: LEO, anchored LEO, Meta-SGD and two classifiers without training, on the same tasks of real features."""
 
 from pathlib import Path
 
@@ -8,10 +8,16 @@ from metaleo.checkpoints import load_model
 from metaleo.config.presets import resolve_config
 from metaleo.data.feature_files import load_data
 from metaleo.evaluation.evaluate import Evaluation, score_learner, summarise
-from metaleo.learners import Learner, NearestCentroid
+from metaleo.learners import Learner, LogisticRegression, NearestCentroid
+from metaleo.learners.registry import ANCHORED
 from metaleo.plotting.figures import plot_curves
-from metaleo.tasks.episodes import Episodes
+from metaleo.tasks.episodes import Episodes, Rows, place_rows
 from metaleo.training.run import TrainingRun, create_run_folder, train_with_progress
+
+TRAINED = {"meta-sgd": "Meta-SGD", "leo": "LEO", ANCHORED: "anchored LEO"}
+SHORTER = 20
+"""Steps of LEO for one of anchored LEO, whose tasks are larger and which starts near its end."""
+VALIDATION_TASKS = 200
 
 
 def quickstart(
@@ -20,21 +26,26 @@ def quickstart(
     """Train and test each learner, and return the evaluations. Models, metrics and a figure are saved in `out`."""
     metaset = load_data("sample")
     runs: dict[str, TrainingRun] = {}
-    for learner, title in (("meta-sgd", "Meta-SGD"), ("leo", "LEO")):
-        every = max(1, min(500, steps // 4))
+    for learner, title in TRAINED.items():
+        own = max(1, steps // SHORTER) if learner == ANCHORED else steps
         config = resolve_config(
-            metaset.dim, learner=learner, steps=steps, seed=seed, validate_every=every, validation_tasks=500
-        )
+            metaset.dim, learner=learner, steps=own, seed=seed, validate_every=max(1, min(500, own // 4)),
+            validation_tasks=VALIDATION_TASKS,
+        )  # fmt: skip
         runs[title] = TrainingRun(config, out / learner, metaset)
         create_run_folder(out / learner, config, overwrite)
     progress.say(f"miniImageNet features in this package: {metaset.describe()}")
-    learners: dict[str, Learner] = {"nearest centroid": NearestCentroid()}
+    plain = place_rows(metaset)
+    learners: dict[str, tuple[Learner, Rows]] = {
+        "nearest centroid": (NearestCentroid(), plain),
+        "logistic regression": (LogisticRegression(), plain),
+    }
     for title, run in runs.items():
         train_with_progress(run, title, progress, f"go on with:\n  metaleo train --resume --out {run.folder}")
-        learners[title] = load_model(run.folder / "model.safetensors").learner
-    testing = Episodes.over(metaset.subset("test"), 5, 1, None)
+        learners[title] = load_model(run.folder / "model.safetensors").learner, run.calibration.rows
     found = {}
-    for title, learner in learners.items():
+    for title, (learner, rows) in learners.items():
+        testing = Episodes.over(metaset.subset("test"), 5, 1, None, rows)
         with progress.bar(f"testing {title}", tasks) as bar:
             found[title] = summarise(score_learner(learner, testing, seed, tasks, bar))
     curves = {title: read_metrics(run.folder / "metrics.jsonl") for title, run in runs.items()}

@@ -79,17 +79,19 @@ class Anchor(eqx.Module):
         return jnp.concatenate([2 * sharpness * centres, bias], axis=1)
 
     def fit(self, prior: Float[Array, "way size"], support: Batch) -> Float[Array, "way size"]:
-        """min_θ Σ_i cross-entropy(θ x_i, y_i) + λ/2 |θ - prior|², by a few steps.
+        """min_θ Σ_i cross-entropy(θ x_i + log K, y_i) + λ/2 |θ - prior|², by a few steps.
 
-        θ = prior + AᵀX / λ, where A = Y - softmax(X θᵀ) at the minimum. Each step is Newton's with ½ as the bound of
-        the softmax's second derivative, which never overshoots and needs one inverse in all (Böhning and Lindsay 1988).
-        The first alone is a ridge regression on what the prior leaves over.
+        The number of examples of each class, K, stands for how frequent it is here, which says nothing about queries.
+        θ = prior + AᵀX / λ, where A = Y - softmax(X θᵀ + log K) at the minimum. Each step is Newton's with ½ as the
+        bound of the softmax's second derivative, which never overshoots and needs one inverse in all (Böhning and
+        Lindsay 1988). The first alone is a ridge regression on what the prior leaves over.
         """
         if self.steps == 0:
             return prior
         ones = jnp.ones((len(support.inputs), 1), support.inputs.dtype)
         inputs = present(jnp.concatenate([support.inputs, ones], axis=1), support)
-        targets, before = present(support.targets, support), inputs @ prior.T
+        frequent = jnp.log(jnp.maximum(support.class_counts(), 1))
+        targets, before = present(support.targets, support), inputs @ prior.T + frequent[None, :]
         products = inputs @ inputs.T / jnp.exp(self.log_regulariser)
         identity = jnp.eye(len(inputs), dtype=inputs.dtype)
         inverse = solve(identity + products / 2, identity)

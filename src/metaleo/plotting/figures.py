@@ -49,8 +49,12 @@ def plot_curves(
     runs: Mapping[str, Sequence[Record]],
     title: str,
     fields: Sequence[str] = ("query_accuracy", "validation_accuracy"),
+    levels: Mapping[str, float] | None = None,
 ) -> None:
-    """Accuracy (without classes, loss) over meta-steps: thin lines for training tasks, thick for validation tasks."""
+    """Accuracy (without classes, loss) over meta-steps: thin lines for training tasks, thick for validation tasks.
+
+    `levels` are accuracies of what is not trained, on the same validation tasks: dotted lines.
+    """
     crowded = len(runs) > 3  # no room for a legend among the curves
     loss = not any("query_accuracy" in record for records in runs.values() for record in records)
     with drawing(path, 1, 1, (10 if crowded else 7, 4.2), dpi=150) as (figure, grid):
@@ -74,6 +78,10 @@ def plot_curves(
                     shown = as_label(f"{name}, {what}" if len(fields) > 1 else name)
                     label = shown if index == 0 else None
                     axes.plot(*zip(*points, strict=True) if points else ([], []), color=colour, label=label, **style)
+        for (name, level), style in zip((levels or {}).items(), itertools.cycle((":", "--", "-.")), strict=False):
+            axes.axhline(
+                100 * level, color="#555555", linestyle=style, linewidth=1.2, label=f"{name}, validation tasks"
+            )
         where = {"query_accuracy": "training", "validation_accuracy": "validation"}
         tasks = f" of {where[fields[0]]} tasks" if len(fields) == 1 else ""
         unit = "loss on query examples (nats)" if loss else f"accuracy on query examples{tasks} (%)"

@@ -18,7 +18,7 @@ from metaleo._io.run_log import read_metrics
 from metaleo.analysis.paths import Descending, inner_learner, steps_codes
 from metaleo.checkpoints import Candidate
 from metaleo.errors import BadInput
-from metaleo.evaluation.evaluate import TaskSuite, score_learner, summarise
+from metaleo.evaluation.evaluate import BASELINE_TASKS, TaskSuite, mean_and_interval, score_learner, summarise
 from metaleo.plotting.figures import plot_curves
 from metaleo.plotting.functions import choose_tasks, plot_functions
 from metaleo.reporting.findings import (
@@ -110,7 +110,17 @@ def results_section(models: Sequence[Candidate], names: dict[Path, str], setting
             mean, deviation = statistics.mean(accuracies), statistics.stdev(accuracies)
             rows.append((names[source], f"all {len(accuracies)}", f"{mean:.2f} ± {deviation:.2f} %"))
             rows[-1] += ("",) * (4 if both else 2)
-    note = "± is the 95 % interval over tasks; in rows of all seeds, the standard deviation over seeds."
+    count = min(settings.tasks, BASELINE_TASKS)
+    for one in settings.suite.baselines():
+        episodes = settings.suite.tasks(one, settings.split)
+        with settings.progress.bar(one.name, count) as bar:
+            accuracy, interval = mean_and_interval(
+                score_learner(one.learner, episodes, settings.seed, count, bar).accuracy
+            )
+        shown = f"{100 * accuracy:.2f} ± {100 * interval:.2f} %"
+        rows.append((one.name, "–", shown, *["–"] * (4 if both else 2)))
+    note = "± is the 95 % interval over tasks; in rows of all seeds, the standard deviation over seeds. "
+    note += f"Nearest centroids and logistic regression need no training; they saw {count:,} of the same tasks."
     headings = ("run", "seed", "accuracy", "negative log-likelihood", "calibration error")
     if both:
         note += " Likelihood and calibration error are those of the probabilities that are used, with the temperature "

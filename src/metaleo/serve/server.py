@@ -73,7 +73,7 @@ from metaleo.serve.costs import COMPILING, adapting_bytes, predicting_bytes
 from metaleo.serve.function_stages import GRID, function_model, padded_points, sample_stages, sampling_bytes
 from metaleo.serve.guard import HEADERS, Guard, Rates, Refused, address_of, is_loopback
 from metaleo.serve.models import EMBEDDING_BYTES, ServedModel, load_served_models
-from metaleo.serve.reader import Reader
+from metaleo.serve.reader import Reader, return_free_memory
 from metaleo.serve.turns import Turns
 
 PAGE = Path(str(importlib.resources.files("metaleo") / "serve" / "page"))
@@ -125,7 +125,7 @@ class Limits:
     """Maximum simultaneous connections."""
     connections_each: int = 128
     """Maximum simultaneous connections of one address."""
-    shapes: int = 100
+    shapes: int = 64
     """Maximum task shapes (number of classes, of examples) whose compiled programs are kept."""
 
 
@@ -194,8 +194,13 @@ class InferenceService:
         self, function: Callable[..., Result], *arguments: Any, size: int = 0, large: bool = False
     ) -> Result:
         """Run a function that takes `size` bytes in a thread, when there is room; refuse if too many wait already."""
+        loop = asyncio.get_running_loop()
         async with self.turns.turn(size, large or size > LARGE_BYTES):
-            return await asyncio.get_running_loop().run_in_executor(self.pool, function, *arguments)
+            try:
+                return await loop.run_in_executor(self.pool, function, *arguments)
+            finally:
+                if size > LARGE_BYTES:
+                    await loop.run_in_executor(self.pool, return_free_memory)
 
     async def read(self, use: Callable[[Reader], Result], size: int) -> Result:
         """Have a body of `size` bytes parsed by another process."""
@@ -216,6 +221,7 @@ class InferenceService:
         if shape not in self.shapes and len(self.shapes) >= self.limits.shapes:
             self.shapes.clear()
             jax.clear_caches()
+            return_free_memory()
         self.shapes[shape] = measure()
         return self.shapes[shape]
 

@@ -22,8 +22,6 @@ POWERS = (0.0, 1 / 8, 1 / 4, 3 / 8)
 """How far rows may be whitened."""
 SHARES = (0.0, 0.5, 1.0)
 """How much of the measured prior may count; without it, classes are where their examples are."""
-CHOICE_TASKS = 500
-"""Validation tasks for the choice of both."""
 LEAST_SPREAD = 1e-3
 """Smallest variance between classes, as a share of the mean variance within them."""
 
@@ -76,7 +74,7 @@ def choose_anchor(config: TrainConfig, metaset: MetaSet) -> Anchor:
         tasks = validation_tasks(config, metaset, rows)
         for share in SHARES:
             anchor = spread.anchor(share, config.structure.anchor or "logistic")
-            score = SCORE(dataclasses.replace(learner, anchor=anchor), tasks, key, jnp.arange(CHOICE_TASKS))
+            score = SCORE(dataclasses.replace(learner, anchor=anchor), tasks, key, jnp.arange(config.validation_tasks))
             found.append((float(score), anchor))
     return max(found, key=lambda one: one[0])[1]
 

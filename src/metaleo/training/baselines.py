@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import numpy as np
 
 from metaleo._jax.devices import fits_on_device
 from metaleo.evaluation.evaluate import score_learner
@@ -10,6 +11,8 @@ from metaleo.learners.base import Learner
 from metaleo.learners.linear import LogisticRegression
 from metaleo.learners.metric import NearestCentroid
 from metaleo.tasks.episodes import Episodes, place_rows
+from metaleo.tasks.task import Batch
+from metaleo.training.anchoring import validation_tasks
 from metaleo.training.meta_train import RunState
 from metaleo.training.run import TrainingRun
 
@@ -61,3 +64,34 @@ def beside_baselines(run: TrainingRun, state: RunState) -> list[Beside]:
 
 def mean_accuracy(learner: Learner, episodes: Episodes) -> float:
     return float(score_learner(learner, episodes, SEED, TASKS).accuracy.mean())
+
+
+LEVEL_TASKS = 100
+
+
+def validation_levels(run: TrainingRun) -> dict[str, float]:
+    """Accuracy of nearest centroids and scikit-learn's logistic regression on validation tasks like the run's own."""
+    from sklearn.linear_model import LogisticRegression as Logistic
+
+    assert run.metaset is not None
+    if run.config.structure.tail is not None:
+        return {}
+    plain = place_rows(run.metaset, fits_on_device(run.metaset.features.size))
+    tasks, draw = validation_tasks(run.config, run.metaset, plain), jax.jit(Episodes.sample)
+    centroid, logistic = [], []
+    for key in jax.random.split(jax.random.key(SEED), LEVEL_TASKS):
+        task = draw(tasks, key)
+        (rows, labels), (asked, truth) = present(task.support), present(task.query)
+        there = np.unique(labels)
+        centres = np.stack([rows[labels == label].mean(0) for label in there])
+        distances = (centres**2).sum(1) - 2 * asked @ centres.T
+        centroid.append((there[distances.argmin(1)] == truth).mean())
+        model = Logistic(C=LogisticRegression.C, class_weight="balanced", max_iter=300)
+        logistic.append(model.fit(rows, labels).score(asked, truth))
+    return {"nearest centroid": float(np.mean(centroid)), "logistic regression": float(np.mean(logistic))}
+
+
+def present(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and labels, without the padding."""
+    mask = np.asarray(batch.mask)
+    return np.asarray(batch.inputs)[mask], np.asarray(batch.targets).argmax(1)[mask]

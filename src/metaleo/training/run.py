@@ -35,7 +35,7 @@ from metaleo.learners.anchor import Anchor
 from metaleo.learners.joint import Joint, Tail
 from metaleo.learners.leo import LEO
 from metaleo.tasks import PROBLEMS
-from metaleo.tasks.episodes import Episodes, MixedEpisodes, Rows, as_they_are, place_rows
+from metaleo.tasks.episodes import Episodes, MixedEpisodes, Rows, as_they_are, check_classes, place_rows
 from metaleo.tasks.task import normalise
 from metaleo.training.anchoring import choose_anchor, validation_tasks
 from metaleo.training.meta_train import RunState, make_optimiser, split_run_key, start_run
@@ -101,6 +101,7 @@ class TrainingRun:
             training, validation = tasks, tasks  # an endless stream, with separate keys for each
         else:
             metaset = load_data(config.data, config.label, config.ignore) if metaset is None else metaset
+            check_data(config, metaset)
             self.metaset = metaset
             if config.structure.anchored:
                 self.anchor = choose_anchor(config, metaset)
@@ -125,10 +126,6 @@ class TrainingRun:
     def episodes(self, metaset: MetaSet) -> tuple[Episodes, Episodes]:
         """Training tasks and validation tasks."""
         config = self.config
-        if metaset.dim != config.structure.dim:
-            raise BadInput(f"{config.data} has {metaset.dim} features, the run was made for {config.structure.dim}")
-        if metaset.subset(config.train_on).counts.size == 0:
-            raise BadInput(f"{config.data} has no {config.train_on} classes: `split` marks them")
         prepare = as_they_are if not config.structure.normalised else normalise
         prepare = prepare if self.anchor is None else self.anchor.preparation
         rows = place_rows(metaset, fits_on_device(metaset.features.size), prepare)
@@ -285,6 +282,18 @@ class TrainingRun:
                 values = {name: finite_or_none(value[index]) for name, value in info.items()}
                 rows.append({"step": int(steps[index]), "seed": seed, **values, "skipped": int(skipped[index])})
         return rows
+
+
+def check_data(config: TrainConfig, metaset: MetaSet) -> None:
+    """Raise `BadInput` if the tasks of a run cannot be drawn from these classes."""
+    if metaset.dim != config.structure.dim:
+        raise BadInput(f"{config.data} has {metaset.dim} features, the run was made for {config.structure.dim}")
+    train, validation = metaset.subset(config.train_on), metaset.subset("val")
+    if train.counts.size == 0:
+        raise BadInput(f"{config.data} has no {config.train_on} classes: `split` marks them")
+    (way, _), (shot, _) = config.spans
+    check_classes(train, way, shot, 1 if config.mixed else config.query)
+    check_classes(validation, way, shot, 1 if config.mixed else None)
 
 
 def training_tasks(config: TrainConfig, metaset: MetaSet, rows: Rows) -> Episodes:
