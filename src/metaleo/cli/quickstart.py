@@ -18,7 +18,7 @@ class Quickstart:
       metaleo quickstart
     """
 
-    steps: int = 3000
+    steps: int = 2400
     """Meta-steps of LEO and Meta-SGD; anchored LEO takes a twentieth."""
     tasks: int = 2000
     """Test tasks, the same for every learner."""

@@ -204,11 +204,11 @@ PRESETS: dict[str, Preset] = {
     "anchored": Preset(
         "by hand, by validation accuracy on miniImageNet features and on intents (docs/results-anchored.md)",
         1,
-        HyperParams(1e-3, kl=1e-2, encoder_penalty=1e-9, l2=1e-6, orthogonality=0.0, keep_prob=0.6),
+        HyperParams(3e-4, kl=1e-2, encoder_penalty=1e-9, l2=1e-6, orthogonality=0.0, keep_prob=0.6),
         Structure(learner="leo-anchored", latent_steps=3, latent_step_size=0.1, finetune_steps=0),
         training={
-            "steps": 500,
-            "validate_every": 100,
+            "steps": 300,
+            "validate_every": 50,
             "validation_tasks": 500,
             "decay": True,
             "ways": (2, 20),

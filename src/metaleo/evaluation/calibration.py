@@ -1,6 +1,7 @@
 """Calibration of probabilities: a temperature for each number of shots, learned on validation tasks."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import equinox as eqx
@@ -29,22 +30,24 @@ Temperatures = list[tuple[int, float]]
 """Pairs of a number of shots and its temperature."""
 
 
-def calibrate_model(path: Path, episodes: Episodes) -> Temperatures:
+def calibrate_model(path: Path, episodes: Episodes, shots: Sequence[int] = SHOTS) -> Temperatures:
     """Learn the temperatures of a model file on tasks of these classes, and write them to its header."""
     model = load_model(path)
-    found = learn_temperatures(model.learner, episodes)
+    found = learn_temperatures(model.learner, episodes, shots=shots)
     save_model(path, model.learner, model.structure, {**model.header, "temperatures": found})
     return found
 
 
-def learn_temperatures(learner: Learner, episodes: Episodes, tasks: int = TASKS) -> Temperatures:
+def learn_temperatures(
+    learner: Learner, episodes: Episodes, tasks: int = TASKS, shots: Sequence[int] = SHOTS
+) -> Temperatures:
     """For each number of shots, the temperature that minimises the query loss over tasks.
 
     The tasks have the classes and the way of `episodes`.
     """
     fewest = int(episodes.counts.min())
     query = max(1, min(QUERY, fewest // 2))
-    shots = [shot for shot in SHOTS if shot + query <= fewest]
+    shots = [shot for shot in shots if shot + query <= fewest]
     episodes = dataclasses.replace(episodes, shot=shots[-1], query=query)
     key = jax.random.key(SEED)
     found = []

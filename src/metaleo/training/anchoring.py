@@ -22,6 +22,8 @@ POWERS = (0.0, 1 / 8, 1 / 4, 3 / 8)
 """How far rows may be whitened."""
 SHARES = (0.0, 0.5, 1.0)
 """How much of the measured prior may count; without it, classes are where their examples are."""
+REGULARISERS = (0.03, 0.1, 0.3, 1.0)
+"""How strongly the regression may hold weights to their prior mean; chosen last, after the other two."""
 LEAST_SPREAD = 1e-3
 """Smallest variance between classes, as a share of the mean variance within them."""
 
@@ -67,6 +69,12 @@ def choose_anchor(config: TrainConfig, metaset: MetaSet) -> Anchor:
     learner = config.structure.init(jax.random.key(config.seed))
     assert isinstance(learner, LEO)
     key = split_run_key(jax.random.key(config.seed))[2]
+
+    def score(anchor: Anchor, tasks: Episodes) -> float:
+        return float(
+            SCORE(dataclasses.replace(learner, anchor=anchor), tasks, key, jnp.arange(config.validation_tasks))
+        )
+
     found: list[tuple[float, Anchor]] = []
     for preparation in whiten(training, POWERS):
         spread = measure_spread(preparation, training, validation)
@@ -74,9 +82,13 @@ def choose_anchor(config: TrainConfig, metaset: MetaSet) -> Anchor:
         tasks = validation_tasks(config, metaset, rows)
         for share in SHARES:
             anchor = spread.anchor(share, config.structure.anchor or "logistic")
-            score = SCORE(dataclasses.replace(learner, anchor=anchor), tasks, key, jnp.arange(config.validation_tasks))
-            found.append((float(score), anchor))
-    return max(found, key=lambda one: one[0])[1]
+            found.append((score(anchor, tasks), anchor))
+    best = max(found, key=lambda one: one[0])[1]
+    tasks = validation_tasks(
+        config, metaset, place_rows(metaset, fits_on_device(metaset.features.size), best.preparation)
+    )
+    weaker = [dataclasses.replace(best, log_regulariser=jnp.log(jnp.float32(value))) for value in REGULARISERS]
+    return max(weaker, key=lambda anchor: score(anchor, tasks)) if best.steps else best
 
 
 SCORE = jax.jit(mean_validation_score)
