@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from metaleo import LEO, Episodes, load_data, load_model
 
-leo = load_model("miniimagenet").learner
+leo = load_model("miniimagenet-leo").learner
 assert isinstance(leo, LEO)
 tasks = Episodes.over(load_data("sample").subset("test"), way=5, shot=1, query=15)
 task = tasks.sample(jax.random.key(0))

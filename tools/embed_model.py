@@ -15,6 +15,11 @@ CARDS = {
         "data": "features of the 64 training classes of miniImageNet, 100 images each, computed for this project",
         "limits": "classes of photographs; features of another network need a model of their own",
     },
+    "miniimagenet-leo": {
+        "for": "5-way, 1- to 10-shot tasks on WRN-28-10 features like those in the package; LEO as in the paper",
+        "data": "features of the 64 training classes of miniImageNet, 100 images each, computed for this project",
+        "limits": "less accurate than `miniimagenet`; it is here to look inside LEO",
+    },
     "omniglot": {
         "for": "drawn symbols, 2 to 10 of them, from one or a few examples of each",
         "data": "Omniglot's background alphabets (Lake et al. 2015, MIT licence), framed as `rasterise` does",

@@ -19,7 +19,7 @@ from metaleo.learners.registry import UNTRAINED, UNTRAINED_TEMPERATURES, Structu
 from metaleo.tasks.episodes import Prepare, as_they_are
 from metaleo.tasks.task import normalise
 
-BUILTIN_MODELS = ("miniimagenet", "intents", "omniglot", "sines-and-lines")
+BUILTIN_MODELS = ("miniimagenet", "miniimagenet-leo", "intents", "omniglot", "sines-and-lines")
 """Names of the trained models in this package."""
 SHORT_NAMES = {
     "leo": "LEO",
@@ -95,7 +95,7 @@ def load_model(model: str | Path) -> TrainedModel:
         >>> from metaleo import load_model
         >>> model = load_model("miniimagenet")
         >>> model.structure.learner, model.structure.dim
-        ('leo', 640)
+        ('leo-anchored', 640)
     """
     path = model_paths(Path(model))[0]
     header, structure = read_model_header(path)

@@ -18,7 +18,7 @@ from metaleo.features.embed import Views
 from metaleo.serve.api import Kind, ModelCard
 from metaleo.serve.function_stages import function_model
 
-SAMPLES = {"miniimagenet": "sample", "intents": "intents"}
+SAMPLES = {"miniimagenet": "sample", "miniimagenet-leo": "sample", "intents": "intents"}
 """Built-in data with example rows for a model."""
 Embed = Callable[[Sequence[Any]], np.ndarray]
 EMBEDDED_AT_ONCE = 32
