@@ -409,7 +409,7 @@ def test_learners_without_training_are_about_as_often_right_as_they_say(data, na
         (lambda: LEOClassifier("nowhere").fit(ROWS, NAMES), "nowhere does not exist"),
         (
             lambda: LEOClassifier("miniimagnet").fit(ROWS, NAMES),
-            "did you mean miniimagenet? Known are miniimagenet, in",
+            "did you mean miniimagenet? Known are miniimagenet, mi",
         ),
         (lambda: LEOClassifier("nearest-centroids").fit(ROWS, NAMES), "did you mean nearest-centroid?"),
         (lambda: LEOClassifier(3).fit(ROWS, NAMES), "model must be a name, a path or a Learner, not int"),
