@@ -11,7 +11,7 @@ from metaleo.learners.linear import present, solve
 from metaleo.tasks.preparation import Preparation
 from metaleo.tasks.task import Batch
 
-ANCHORS = {"centroid": 0, "ridge": 1, "logistic": 10}
+ANCHORS = {"centroid": 0, "ridge": 1, "logistic": 40}
 """Steps of `Anchor.fit` by the name of an anchor."""
 NO_EXAMPLES = -1e9
 """Logit of a class that has no examples: its probability is zero."""
@@ -46,9 +46,9 @@ class Anchor(eqx.Module):
     @classmethod
     def init(
         cls, preparation: Preparation, mean: Float[Array, " dim"], variances: Float[Array, " dim"],
-        prior_shots: Float[Array, " dim"], kind: str = "logistic", *, sharpness: float = 12.0, regulariser: float = 0.3,
+        prior_shots: Float[Array, " dim"], kind: str = "logistic", *, sharpness: float = 5.0, regulariser: float = 0.2,
     ) -> "Anchor":  # fmt: skip
-        scalars = (jnp.full((), math.log(value)) for value in (sharpness, regulariser))
+        scalars = (jnp.full((), math.log(value), float) for value in (sharpness, regulariser))
         return cls(preparation, mean, variances, prior_shots, *scalars, steps=ANCHORS[kind])
 
     @classmethod
@@ -84,7 +84,8 @@ class Anchor(eqx.Module):
         The number of examples of each class, K, stands for how frequent it is here, which says nothing about queries.
         θ = prior + AᵀX / λ, where A = Y - softmax(X θᵀ + log K) at the minimum. Each step is Newton's with ½ as the
         bound of the softmax's second derivative, which never overshoots and needs one inverse in all (Böhning and
-        Lindsay 1988). The first alone is a ridge regression on what the prior leaves over.
+        Lindsay 1988), from a point a little further along the last change (Nesterov 1983): 40 steps then do what takes
+        hundreds without. The first alone is a ridge regression on what the prior leaves over.
         """
         if self.steps == 0:
             return prior
@@ -96,9 +97,12 @@ class Anchor(eqx.Module):
         identity = jnp.eye(len(inputs), dtype=inputs.dtype)
         inverse = solve(identity + products / 2, identity)
 
-        def step(dual: Float[Array, "example way"], _: None) -> tuple[Float[Array, "example way"], None]:
-            left_over = targets - present(jax.nn.softmax(before + products @ dual), support)
-            return dual + inverse @ (left_over - dual), None
+        def step(now: tuple[Array, Array], number: Array) -> tuple[tuple[Array, Array], None]:
+            dual, last = now
+            ahead = dual + number / (number + 3) * (dual - last)
+            left_over = targets - present(jax.nn.softmax(before + products @ ahead), support)
+            return (ahead + inverse @ (left_over - ahead), dual), None
 
-        dual, _ = jax.lax.scan(step, jnp.zeros_like(targets), length=self.steps)
+        start = jnp.zeros_like(targets)
+        (dual, _), _ = jax.lax.scan(step, (start, start), jnp.arange(self.steps, dtype=inputs.dtype))
         return prior + dual.T @ inputs / jnp.exp(self.log_regulariser)

@@ -105,7 +105,7 @@ class Structure:
     samples: int = 1
     """Solutions that LEO samples per training task and scores jointly."""
     anchor: Literal["centroid", "ridge", "logistic"] | None = None
-    """What leo-anchored adds decoded weights to: centroids with a prior, then nothing, one step of regression or ten;
+    """What leo-anchored adds decoded weights to: centroids with a prior, then nothing, one step of regression or forty;
     by default logistic."""
     tail: Sizes | None = None
     """Sizes of the backbone's last stage, if it is learned too: height, width, channels in and out. Its rows are not

@@ -1,19 +1,19 @@
 """The anchor of a run, measured on its training classes and chosen on tasks of its validation classes."""
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from metaleo._jax.devices import fits_on_device
 from metaleo.config.schema import TrainConfig
 from metaleo.data.metaset import MetaSet
-from metaleo.evaluation.evaluate import mean_validation_score
 from metaleo.learners.anchor import Anchor
-from metaleo.learners.leo import LEO
+from metaleo.losses import accuracy
 from metaleo.tasks.episodes import Episodes, MixedEpisodes, Rows, place_rows
 from metaleo.tasks.preparation import ClassMoments, Preparation, rotated, whiten
 from metaleo.training.meta_train import split_run_key
@@ -22,8 +22,16 @@ POWERS = (0.0, 1 / 8, 1 / 4, 3 / 8)
 """How far rows may be whitened."""
 SHARES = (0.0, 0.5, 1.0)
 """How much of the measured prior may count; without it, classes are where their examples are."""
+SHARPNESSES = (1.0, 3.0, 10.0)
+"""How sharp the classifier of centroids may be that the regression starts from; chosen last, with the next."""
 REGULARISERS = (0.03, 0.1, 0.3, 1.0)
-"""How strongly the regression may hold weights to their prior mean; chosen last, after the other two."""
+"""How strongly the regression may hold weights to their prior mean."""
+TASKS = 200
+"""Tasks of each way and shot, at most."""
+AT_ONCE = 20
+"""Tasks in memory together; a divisor of `TASKS`, since a remainder would be compiled by itself."""
+MOST_ROWS = 150
+"""Support rows of a task that decides."""
 LEAST_SPREAD = 1e-3
 """Smallest variance between classes, as a share of the mean variance within them."""
 
@@ -64,34 +72,67 @@ def measure_spread(preparation: Preparation, training: MetaSet, validation: Meta
 
 
 def choose_anchor(config: TrainConfig, metaset: MetaSet) -> Anchor:
-    """The anchor that is best before any training, on validation tasks."""
-    training, validation = metaset.subset(config.train_on), metaset.subset("val")
-    learner = config.structure.init(jax.random.key(config.seed))
-    assert isinstance(learner, LEO)
-    key = split_run_key(jax.random.key(config.seed))[2]
+    """The anchor that is most accurate on tasks of validation classes, over the ways and shots of the run.
 
-    def score(anchor: Anchor, tasks: Episodes) -> float:
-        return float(
-            SCORE(dataclasses.replace(learner, anchor=anchor), tasks, key, jnp.arange(config.validation_tasks))
-        )
+    First how rows are prepared and how much the prior counts, then the scalars of the regression.
+    """
+    training, validation = metaset.subset(config.train_on), metaset.subset("val")
+    key = split_run_key(jax.random.key(config.seed))[2]
+    indices = jnp.arange(min(config.validation_tasks, TASKS))
+    kept = validation.features[validation.rows]
+    alone = dataclasses.replace(validation, features=kept, rows=np.arange(len(kept)))
+
+    def place(preparation: Preparation) -> list[Episodes]:
+        rows = place_rows(alone, fits_on_device(alone.features.size), preparation)
+        return fixed_tasks(config, alone, rows)
+
+    def score(anchor: Anchor, tasks: list[Episodes]) -> float:
+        return sum(float(ACCURACY(anchor, one, key, indices)) for one in tasks) / len(tasks)
 
     found: list[tuple[float, Anchor]] = []
     for preparation in whiten(training, POWERS):
         spread = measure_spread(preparation, training, validation)
-        rows = place_rows(metaset, fits_on_device(metaset.features.size), spread.preparation)
-        tasks = validation_tasks(config, metaset, rows)
-        for share in SHARES:
-            anchor = spread.anchor(share, config.structure.anchor or "logistic")
-            found.append((score(anchor, tasks), anchor))
+        tasks = place(spread.preparation)
+        anchors = [spread.anchor(share, config.structure.anchor or "logistic") for share in SHARES]
+        found += [(score(anchor, tasks), anchor) for anchor in anchors]
     best = max(found, key=lambda one: one[0])[1]
-    tasks = validation_tasks(
-        config, metaset, place_rows(metaset, fits_on_device(metaset.features.size), best.preparation)
-    )
-    weaker = [dataclasses.replace(best, log_regulariser=jnp.log(jnp.float32(value))) for value in REGULARISERS]
-    return max(weaker, key=lambda anchor: score(anchor, tasks)) if best.steps else best
+    if not best.steps:
+        return best
+    tasks = place(best.preparation)
+    scalars = [(jnp.log(jnp.float32(s)), jnp.log(jnp.float32(r))) for s in SHARPNESSES for r in REGULARISERS]
+    others = [dataclasses.replace(best, log_sharpness=s, log_regulariser=r) for s, r in scalars]
+    return max(others, key=lambda anchor: score(anchor, tasks))
 
 
-SCORE = jax.jit(mean_validation_score)
+def fixed_tasks(config: TrainConfig, metaset: MetaSet, rows: Rows) -> list[Episodes]:
+    """Tasks of a few ways and shots that span those of a run: middling and most ways, with few to many shots."""
+    if not config.mixed:
+        query = min(config.query, int(metaset.counts.min()) - config.shot)
+        return [Episodes.over(metaset, config.way, config.shot, query, rows)]
+    mixed = MixedEpisodes.between(metaset, *config.spans, config.query, rows)
+    ways = sorted({middle(mixed.fewest_way, mixed.way), mixed.way})
+    shots = sorted({mixed.fewest_shot, middle(mixed.fewest_shot, mixed.shot), mixed.shot})
+    cells = [(way, shot) for way in ways for shot in shots if way * shot <= MOST_ROWS or shot == mixed.fewest_shot]
+    return [Episodes.over(metaset, way, shot, mixed.query, rows) for way, shot in cells]
+
+
+def middle(least: int, most: int) -> int:
+    """By ratio, as ways and shots are drawn."""
+    return round(math.sqrt(least * most))
+
+
+def mean_accuracy(anchor: Anchor, tasks: Episodes, key: PRNGKeyArray, indices: Int[Array, " task"]) -> Float[Array, ""]:
+    """Of the anchor by itself."""
+
+    def one(index: Int[Array, ""]) -> Float[Array, ""]:
+        task = tasks.sample(jax.random.fold_in(key, index))
+        weights = anchor.fit(anchor.centroids(task.support), task.support)
+        return accuracy(task.query.inputs @ weights[:, :-1].T + weights[None, :, -1], task.query)
+
+    return jax.lax.map(one, indices, batch_size=min(AT_ONCE, len(indices))).mean()
+
+
+ACCURACY = jax.jit(mean_accuracy)
 
 
 def validation_tasks(config: TrainConfig, metaset: MetaSet, rows: Rows) -> Episodes:
