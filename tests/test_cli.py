@@ -515,6 +515,7 @@ def test_help_fits_a_screen_and_names_every_command(capsys):
         (("train", "extra"), "metaleo: unexpected argument 'extra'; see metaleo train --help"),
         (("train", "--official", "False"), "metaleo: unexpected argument 'False'; a switch takes no value; see"),
         (("train", "--shot", "x"), "metaleo: --shot takes a whole number or a range such as 2..20, not 'x'"),
+        (("train", "--shot", "5.."), "metaleo: --shot takes a whole number or a range such as 2..20, not '5..'"),
         (("train", "--learner", "leo-anchored", "--shot", "5..1"), "metaleo: --shot 5..1 must go from fewest to most"),
         (
             ("train", "--learner", "leo", "--way", "2..5"),

@@ -92,9 +92,9 @@ def span_of_numbers(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
 
 
 def parse_span(word: str) -> Span:
-    least, _, most = word.partition("..")
+    least, dots, most = word.partition("..")
     try:
-        found = Span(int(least), int(most or least))
+        found = Span(int(least), int(most if dots else least))
     except ValueError:
         raise ValueError(f"takes a whole number or a range such as 2..20, not {word!r}") from None
     return found
