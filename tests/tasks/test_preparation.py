@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers.small import make_metaset
-from metaleo.tasks.preparation import ClassMoments, rotated, whiten
+from metaleo.tasks.preparation import LEAST_BETWEEN, ClassMoments, emphasise, rotated, whiten
 
 
 def unit(rows):
@@ -46,6 +46,23 @@ def test_a_rotation_changes_no_distance():
     rows = jnp.asarray(metaset.read(metaset.rows))
     before, after = (np.asarray(one(rows)) for one in (preparation, rotated(preparation, turn)))
     np.testing.assert_allclose(after, before @ turn, atol=1e-5)
+
+
+def test_directions_in_which_classes_differ_are_stretched():
+    metaset = make_metaset(images=30)
+    (plain,) = whiten(metaset, (0.25,))
+    prepared = np.asarray(plain(jnp.asarray(rows_by_class(metaset), jnp.float32)), np.float64)
+    means = prepared.mean(1)
+    spread, directions = np.linalg.eigh(np.cov(means, rowvar=False))
+    within = ((prepared - means[:, None]) @ directions).reshape(-1, metaset.dim)
+    within = (within**2).sum(0) / (len(within) - len(means))
+    between = np.maximum(spread - within / 30, 0)
+    between += LEAST_BETWEEN * between.mean()
+    for power, found in zip((0.0, 0.5), emphasise(plain, metaset, (0.0, 0.5)), strict=True):
+        expected = unit(prepared @ directions * (between / (between + within)) ** power)
+        got = np.asarray(found(jnp.asarray(rows_by_class(metaset), jnp.float32)))
+        distances = [np.linalg.norm(rows[:, :, None] - rows[:, None], axis=-1) for rows in (got, expected)]
+        np.testing.assert_allclose(*distances, atol=1e-4)
 
 
 def test_moments_of_classes():
