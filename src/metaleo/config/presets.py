@@ -207,9 +207,9 @@ PRESETS: dict[str, Preset] = {
         HyperParams(3e-4, kl=1e-2, encoder_penalty=1e-9, l2=1e-6, orthogonality=0.0, keep_prob=0.6),
         Structure(learner="leo-anchored", latent_steps=3, latent_step_size=0.1, finetune_steps=0),
         training={
-            "steps": 300,
+            "steps": 200,
             "validate_every": 50,
-            "validation_tasks": 500,
+            "validation_tasks": 300,
             "decay": True,
             "ways": (2, 20),
             "shots": (1, 20),

@@ -46,7 +46,7 @@ class Anchor(eqx.Module):
     @classmethod
     def init(
         cls, preparation: Preparation, mean: Float[Array, " dim"], variances: Float[Array, " dim"],
-        prior_shots: Float[Array, " dim"], kind: str = "logistic", *, sharpness: float = 5.0, regulariser: float = 0.2,
+        prior_shots: Float[Array, " dim"], kind: str = "logistic", *, sharpness: float = 3.0, regulariser: float = 0.1,
     ) -> "Anchor":  # fmt: skip
         scalars = (jnp.full((), math.log(value), float) for value in (sharpness, regulariser))
         return cls(preparation, mean, variances, prior_shots, *scalars, steps=ANCHORS[kind])

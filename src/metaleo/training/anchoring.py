@@ -15,22 +15,26 @@ from metaleo.data.metaset import MetaSet
 from metaleo.learners.anchor import Anchor
 from metaleo.losses import accuracy
 from metaleo.tasks.episodes import Episodes, MixedEpisodes, Rows, place_rows
-from metaleo.tasks.preparation import ClassMoments, Preparation, rotated, whiten
+from metaleo.tasks.preparation import ClassMoments, Preparation, emphasise, rotated, whiten
 from metaleo.training.meta_train import split_run_key
 
 POWERS = (0.0, 1 / 8, 1 / 4, 3 / 8)
 """How far rows may be whitened."""
+EMPHASES = (0.0, 1 / 8, 1 / 4)
+"""How much the directions in which training classes differ may count more than others."""
 SHARES = (0.0, 0.5, 1.0)
 """How much of the measured prior may count; without it, classes are where their examples are."""
+TYPICAL_SHARE = 0.5
+"""Of the prior, while it is chosen how rows are prepared."""
 SHARPNESSES = (1.0, 3.0, 10.0)
 """How sharp the classifier of centroids may be that the regression starts from; chosen last, with the next."""
 REGULARISERS = (0.03, 0.1, 0.3, 1.0)
 """How strongly the regression may hold weights to their prior mean."""
-TASKS = 200
-"""Tasks of each way and shot, at most."""
+CLASSES = 800
+"""Classes in all tasks of one way and shot, at most: the more ways, the fewer tasks say as much."""
 AT_ONCE = 20
-"""Tasks in memory together; a divisor of `TASKS`, since a remainder would be compiled by itself."""
-MOST_ROWS = 150
+"""Tasks in memory together."""
+MOST_ROWS = 400
 """Support rows of a task that decides."""
 LEAST_SPREAD = 1e-3
 """Smallest variance between classes, as a share of the mean variance within them."""
@@ -72,13 +76,13 @@ def measure_spread(preparation: Preparation, training: MetaSet, validation: Meta
 
 
 def choose_anchor(config: TrainConfig, metaset: MetaSet) -> Anchor:
-    """The anchor that is most accurate on tasks of validation classes, over the ways and shots of the run.
+    """The anchor that makes the fewest errors on tasks of validation classes, over the ways and shots of the run.
 
-    First how rows are prepared and how much the prior counts, then the scalars of the regression.
+    First how rows are prepared, then how much the prior counts, then the scalars of the regression. Of error rates, it
+    is the roots that count: one point less matters more to somebody who has many examples and few errors.
     """
     training, validation = metaset.subset(config.train_on), metaset.subset("val")
     key = split_run_key(jax.random.key(config.seed))[2]
-    indices = jnp.arange(min(config.validation_tasks, TASKS))
     kept = validation.features[validation.rows]
     alone = dataclasses.replace(validation, features=kept, rows=np.arange(len(kept)))
 
@@ -87,21 +91,28 @@ def choose_anchor(config: TrainConfig, metaset: MetaSet) -> Anchor:
         return fixed_tasks(config, alone, rows)
 
     def score(anchor: Anchor, tasks: list[Episodes]) -> float:
-        return sum(float(ACCURACY(anchor, one, key, indices)) for one in tasks) / len(tasks)
+        errors = (1 - float(ACCURACY(anchor, one, key, indices_of(config, one))) for one in tasks)
+        return -sum(math.sqrt(error) for error in errors)
 
-    found: list[tuple[float, Anchor]] = []
-    for preparation in whiten(training, POWERS):
-        spread = measure_spread(preparation, training, validation)
-        tasks = place(spread.preparation)
-        anchors = [spread.anchor(share, config.structure.anchor or "logistic") for share in SHARES]
-        found += [(score(anchor, tasks), anchor) for anchor in anchors]
-    best = max(found, key=lambda one: one[0])[1]
+    def score_prepared(spread: Spread) -> float:
+        return score(spread.anchor(TYPICAL_SHARE, kind), place(spread.preparation))
+
+    kind = config.structure.anchor or "logistic"
+    prepared = (one for each in whiten(training, POWERS) for one in emphasise(each, training, EMPHASES))
+    spread = max((measure_spread(one, training, validation) for one in prepared), key=score_prepared)
+    tasks = place(spread.preparation)
+    best = max((spread.anchor(share, kind) for share in SHARES), key=lambda anchor: score(anchor, tasks))
     if not best.steps:
         return best
-    tasks = place(best.preparation)
     scalars = [(jnp.log(jnp.float32(s)), jnp.log(jnp.float32(r))) for s in SHARPNESSES for r in REGULARISERS]
     others = [dataclasses.replace(best, log_sharpness=s, log_regulariser=r) for s, r in scalars]
     return max(others, key=lambda anchor: score(anchor, tasks))
+
+
+def indices_of(config: TrainConfig, tasks: Episodes) -> Int[Array, " task"]:
+    """Of the tasks that decide, in whole batches: a remainder would be compiled by itself."""
+    number = min(config.validation_tasks, round(CLASSES / (tasks.way * AT_ONCE)) * AT_ONCE)
+    return jnp.arange(max(number, min(config.validation_tasks, AT_ONCE)))
 
 
 def fixed_tasks(config: TrainConfig, metaset: MetaSet, rows: Rows) -> list[Episodes]:
