@@ -4,11 +4,12 @@
     python benchmarks/matrix.py sample matrix.json --steps 10 --tasks 20    # a try
 
 For every way and shot, all learners see the same test tasks, with 15 queries per class if there are so many. Anchored
-LEO is trained with each seed and its accuracy is the mean over them. "Ahead" is the mean difference on the same tasks,
-± 1.96 standard errors over tasks. Logistic regression is scikit-learn's, on rows of length one, with C from 1, 10 and
-100 by validation tasks of the same way and shot; as it is slow, it may see fewer tasks (--regression-tasks). Ridge
-regression, prototypical and matching nets are trained once, on 5-way 5-shot tasks. Everything is chosen on validation
-classes.
+LEO is trained with each seed; each of these models takes an equal share of the tasks. "Ahead" is the mean difference
+on the same tasks, ± 1.96 standard errors over tasks; "by seed" lists it for each model. Logistic regression is
+scikit-learn's, on rows of length one, with C from 1, 10 and 100 by validation tasks of the same way and shot; as it is
+slow, it may see fewer tasks (--regression-tasks). Tasks of twenty ways are a quarter as many as those of five, which
+gives them intervals as narrow. The other learners are trained once, on 5-way 5-shot tasks (--learner
+names more of them). Everything is chosen on validation classes.
 """
 
 import argparse
@@ -28,13 +29,12 @@ from metaleo.data import load_data
 from metaleo.data.metaset import MetaSet
 from metaleo.evaluation.evaluate import mean_and_interval, paired_difference, score_learner, task_key
 from metaleo.experiments.compare import make_untrained
-from metaleo.learners.registry import ANCHORED, Structure
+from metaleo.learners.registry import ANCHORED, LEARNERS, UNTRAINED, Structure
 from metaleo.tasks.episodes import Episodes, place_rows
 from metaleo.training.baselines import present
 from metaleo.training.run import TrainingRun, create_run_folder
 
-UNTRAINED = ("nearest-centroid", "cl2n")
-TRAINED = ("ridge", "prototypical", "matching")
+OTHERS = ("nearest-centroid", "cl2n", "ridge", "prototypical", "matching")
 STRENGTHS = (1.0, 10.0, 100.0)
 CHOICE_TASKS = 20
 QUERY = 15
@@ -47,7 +47,7 @@ def train(learner: str, data: str, metaset: MetaSet, folder: Path, steps: int | 
         config = TrainConfig(data=data, steps=0, structure=structure)
         make_untrained(metaset, folder / "model.safetensors", config)
         return load_model(folder / "model.safetensors")
-    given = {} if learner == ANCHORED else {"shot": 5, "steps": 1000, "validate_every": 250, "validation_tasks": 200}
+    given = {} if learner == ANCHORED else {"shot": 5, "steps": 500, "validate_every": 125, "validation_tasks": 100}
     given |= {} if steps is None else {"steps": steps, "validate_every": steps}
     config = resolve_config(metaset.dim, data=data, learner=learner, seed=seed, **given)
     run = TrainingRun(config, folder / "run", metaset)
@@ -59,6 +59,11 @@ def train(learner: str, data: str, metaset: MetaSet, folder: Path, steps: int | 
     return load_model(folder / "run" / "model.safetensors")
 
 
+def number(tasks: int, cell: Cell, parts: int) -> int:
+    """Tasks of each part of a cell: the fewer, the more ways they have."""
+    return max(tasks * 5 // max(cell[0], 5) // parts, 2)
+
+
 def kind(metaset: MetaSet, cell: Cell) -> tuple[int, int, int] | None:
     """Way, shot and queries of a cell, or None if there are too few classes or examples for it."""
     way, shot = cell
@@ -66,32 +71,33 @@ def kind(metaset: MetaSet, cell: Cell) -> tuple[int, int, int] | None:
     return None if way > len(metaset.counts) or query < 5 else (way, shot, query)
 
 
-def score(model: TrainedModel, metaset: MetaSet, unseen: MetaSet, cells: list[Cell], tasks: int) -> dict:
-    """The accuracy on each task of each cell."""
+def score(model: TrainedModel, metaset: MetaSet, unseen: MetaSet, numbers: dict[Cell, int], part: int) -> dict:
+    """The accuracy on each task of this part of each cell; `numbers` says how many."""
     placed, found = place_rows(metaset, prepare=model.prepare), {}
-    for cell in cells:
+    for cell, tasks in numbers.items():
         episodes = Episodes.over(unseen, *(kind(unseen, cell) or ()), placed)
-        found[cell] = np.asarray(score_learner(model.learner, episodes, 0, tasks).accuracy)
+        found[cell] = np.asarray(score_learner(model.learner, episodes, part, tasks).accuracy)
     return found
 
 
-def regress(episodes: Episodes, tasks: int, inverse: float) -> np.ndarray:
-    """The accuracy of logistic regression on each task; `inverse` is its C."""
+def regress(episodes: Episodes, part: int, tasks: int, inverse: float) -> np.ndarray:
+    """The accuracy of logistic regression on each task of this part; `inverse` is its C."""
     draw, accuracies = jax.jit(Episodes.sample), []
     for index in range(tasks):
-        task = draw(episodes, jax.random.fold_in(task_key(0), index))
+        task = draw(episodes, jax.random.fold_in(task_key(part), index))
         model = LogisticRegression(C=inverse, max_iter=1000).fit(*present(task.support))
         accuracies.append(model.score(*present(task.query)))
     return np.array(accuracies)
 
 
-def best_regression(metaset: MetaSet, unseen: MetaSet, cell: Cell, tasks: int) -> tuple[float, np.ndarray]:
-    """C by validation tasks, and the accuracy on each task."""
+def best_regression(metaset: MetaSet, unseen: MetaSet, cell: Cell, parts: int, tasks: int) -> tuple[float, list]:
+    """C by validation tasks, and the accuracy on each task of each part."""
     placed, validation = place_rows(metaset), metaset.subset("val")
     most = (min(cell[0], len(validation.counts)), min(cell[1], int(validation.counts.min()) - 5))
     choosing = Episodes.over(validation, *(kind(validation, most) or ()), placed)
-    best = max(STRENGTHS, key=lambda one: regress(choosing, CHOICE_TASKS, one).mean())
-    return best, regress(Episodes.over(unseen, *(kind(unseen, cell) or ()), placed), tasks, best)
+    best = max(STRENGTHS, key=lambda one: regress(choosing, parts, CHOICE_TASKS, one).mean())
+    testing = Episodes.over(unseen, *(kind(unseen, cell) or ()), placed)
+    return best, [regress(testing, part, tasks, best) for part in range(parts)]
 
 
 def main() -> None:
@@ -101,41 +107,50 @@ def main() -> None:
     parser.add_argument("--split", default="test", choices=("val", "test"))
     parser.add_argument("--way", type=int, nargs="+", default=[5, 20])
     parser.add_argument("--shot", type=int, nargs="+", default=[1, 5, 10, 20])
-    parser.add_argument("--tasks", type=int, default=10_000)
+    parser.add_argument("--tasks", type=int, default=10_000, help="of five ways; of twenty, a quarter")
     parser.add_argument("--regression-tasks", type=int, help="of logistic regression; by default --tasks")
     parser.add_argument("--steps", type=int, help="of every learner; by default its own")
     parser.add_argument("--seeds", type=int, default=1, help="of leo-anchored")
+    parser.add_argument("--learner", nargs="+", default=list(OTHERS), choices=LEARNERS, help="to compare with")
     flags = parser.parse_args()
     use_all_cores()
     metaset = load_data(flags.data)
     unseen = metaset.subset(flags.split)
     cells = [(way, shot) for way in flags.way for shot in flags.shot if kind(unseen, (way, shot))]
+    parts, few = range(flags.seeds), flags.regression_tasks or flags.tasks
+    numbers = {cell: number(flags.tasks, cell, flags.seeds) for cell in cells}
     found: dict[str, list[dict]] = {}
-    for name in (*UNTRAINED, *TRAINED, ANCHORED):
-        for seed in range(flags.seeds if name == ANCHORED else 1):
-            with tempfile.TemporaryDirectory() as folder:
-                model = train(name, flags.data, metaset, Path(folder), flags.steps, seed)
-            found.setdefault(name, []).append(score(model, metaset, unseen, cells, flags.tasks))
+    for name in (*flags.learner, ANCHORED):
+        model = None
+        for part in parts:
+            if model is None or name == ANCHORED:
+                with tempfile.TemporaryDirectory() as folder:
+                    model = train(name, flags.data, metaset, Path(folder), flags.steps, part)
+            found.setdefault(name, []).append(score(model, metaset, unseen, numbers, part))
     rows = []
-    for way, shot in cells:
-        own = np.stack([each[way, shot] for each in found[ANCHORED]])
-        strength, regression = best_regression(metaset, unseen, (way, shot), flags.regression_tasks or flags.tasks)
-        others = {name: found[name][0][way, shot] for name in (*UNTRAINED, *TRAINED)}
+    for cell in cells:
+        own = [each[cell] for each in found[ANCHORED]]
+        slower = number(few, cell, flags.seeds)
+        strength, regression = best_regression(metaset, unseen, cell, flags.seeds, slower)
+        others = {name: [each[cell] for each in found[name]] for name in flags.learner}
         others["logistic-regression"] = regression
-        accuracy, interval = mean_and_interval(own.mean(0))
-        rows.append({"way": way, "shot": shot, "learner": ANCHORED, "accuracy": accuracy, "interval": interval,
-                     "seeds": own.mean(1).tolist()})  # fmt: skip
+        row = {"way": cell[0], "shot": cell[1]}
+        accuracy, interval = mean_and_interval(np.concatenate(own))
+        rows.append({**row, "learner": ANCHORED, "accuracy": accuracy, "interval": interval})
         for name, values in others.items():
-            ahead, ahead_interval = paired_difference(own.mean(0)[: len(values)], values)
-            accuracy, interval = mean_and_interval(values)
-            rows.append({"way": way, "shot": shot, "learner": name, "accuracy": accuracy, "interval": interval,
-                         "ahead": ahead, "ahead_interval": ahead_interval, "tasks": len(values)})  # fmt: skip
+            pairs = [paired_difference(ours[: len(theirs)], theirs) for ours, theirs in zip(own, values, strict=True)]
+            same = np.concatenate([ours[: len(theirs)] for ours, theirs in zip(own, values, strict=True)])
+            ahead, ahead_interval = paired_difference(same, np.concatenate(values))
+            accuracy, interval = mean_and_interval(np.concatenate(values))
+            rows.append({**row, "learner": name, "accuracy": accuracy, "interval": interval, "ahead": ahead,
+                         "ahead_interval": ahead_interval, "by_seed": [mean for mean, _ in pairs],
+                         "tasks": len(same)})  # fmt: skip
         rows[-1]["C"] = strength
         nearest = min(rows[-len(others) :], key=lambda row: row["ahead"])
         told = f"ahead of {nearest['learner']} by {nearest['ahead']:+.2%} ± {nearest['ahead_interval']:.2%}"
-        print(f"{way}-way {shot}-shot: {own.mean():.2%}, {told}, of all others by more", flush=True)
-    settings = {"data": Path(flags.data).name, "split": flags.split, "tasks": flags.tasks, "steps": flags.steps,
-                "seeds": flags.seeds, "device": jax.devices()[0].device_kind}  # fmt: skip
+        print(f"{cell[0]}-way {cell[1]}-shot: {np.mean(own):.2%}, {told}, of all others by more", flush=True)
+    settings = {"data": Path(flags.data).name, "split": flags.split, "tasks": flags.tasks,
+                "steps": flags.steps, "seeds": flags.seeds, "device": jax.devices()[0].device_kind}  # fmt: skip
     flags.out.write_text(json.dumps({"settings": settings, "results": rows}, indent=2) + "\n", encoding="utf-8")
     print(tables(rows))
 
