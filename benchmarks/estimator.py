@@ -11,6 +11,7 @@ same tasks, ± 1.96 standard errors over tasks.
 
 import argparse
 import json
+import warnings
 
 import jax
 import numpy as np
@@ -66,6 +67,7 @@ def main():
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    warnings.filterwarnings("ignore", module="sklearn")  # one example per class has no variance, which nothing uses
     rows = []
     for model in given.models:
         metaset = load_data(MODELS[model]).subset("test")
