@@ -17,7 +17,7 @@ from metaleo.training.run import TrainingRun, create_run_folder, train_with_prog
 
 TRAINED = {"meta-sgd": "Meta-SGD", "leo": "LEO", ANCHORED: "anchored LEO"}
 SHORTER = 20
-"""Steps of LEO for one of anchored LEO, whose tasks are larger and which starts near its end."""
+"""Steps of LEO for one of anchored LEO, which starts near its end."""
 VALIDATION_TASKS = 200
 
 
@@ -30,8 +30,8 @@ def quickstart(
     for learner, title in TRAINED.items():
         own = max(1, steps // SHORTER) if learner == ANCHORED else steps
         config = resolve_config(
-            metaset.dim, learner=learner, steps=own, seed=seed, validate_every=max(1, min(500, own // 3)),
-            validation_tasks=VALIDATION_TASKS,
+            metaset.dim, learner=learner, ways=None, shots=None, steps=own, seed=seed,
+            validate_every=max(1, min(500, own // 3)), validation_tasks=VALIDATION_TASKS,
         )  # fmt: skip
         runs[title] = TrainingRun(config, out / learner, metaset)
         create_run_folder(out / learner, config, overwrite)
