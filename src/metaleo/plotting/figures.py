@@ -55,7 +55,7 @@ def plot_curves(
 
     `levels` are accuracies of what is not trained, on the same validation tasks: dotted lines.
     """
-    crowded = len(runs) > 3  # no room for a legend among the curves
+    crowded = len(runs) > 3  # the legend is long: beside the curves, else below them
     loss = not any("query_accuracy" in record for records in runs.values() for record in records)
     with drawing(path, 1, 1, (10 if crowded else 7, 4.2), dpi=150) as (figure, grid):
         axes = grid[0, 0]
@@ -98,7 +98,7 @@ def plot_curves(
         if crowded:
             figure.legend(loc="outside right upper", frameon=False, fontsize="small")
         else:
-            axes.legend(frameon=False, fontsize="small")
+            figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
 
 
 def plot_comparison(path: Path, panels: Mapping[str, Mapping[str, tuple[float, float]]], highlight: str) -> None:
