@@ -70,6 +70,15 @@ def test_no_json(text):
     assert "not JSON" in message(lambda: parse_json(text))
 
 
+@pytest.mark.parametrize("anchor", [None, "centroid", "ridge"])
+def test_one_of_some_words_or_nothing(anchor):
+    """As `metaleo train --anchor` writes it, and every command reads it."""
+    structure = Structure(learner="leo-anchored", anchor=anchor)
+    assert from_json(Structure, dataclasses.asdict(structure)) == structure
+    said = message(lambda: Structure.from_json({"anchor": "x"}))
+    assert "anchor should be one of centroid, ridge, logistic, not 'x'" in said
+
+
 def test_bounds_are_of_fields_that_exist():
     records = {each.__name__: each for each in (Structure, TrainConfig, Architecture, Recipe, PretrainConfig, Claim)}
     fields = {name: {field.name for field in dataclasses.fields(record)} for name, record in records.items()}

@@ -129,7 +129,7 @@ def convert(kind: Any, value: Any, name: str) -> Any:
 
 
 def convert_union(kind: Any, value: Any, name: str) -> Any:
-    members = [each for each in get_args(kind) if (get_origin(each) or each) in WORDS]  # arrays are not from JSON
+    members = [each for each in get_args(kind) if is_from_json(each)]  # arrays are not
     for each in members:
         with contextlib.suppress(BadInput):
             return convert(each, value, name)
@@ -167,9 +167,13 @@ WORDS = {
 }  # fmt: skip
 
 
+def is_from_json(kind: Any) -> bool:
+    return get_origin(kind) is Literal or (get_origin(kind) or kind) in WORDS
+
+
 def describe(kind: Any) -> str:
     if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(describe(each) for each in get_args(kind) if (get_origin(each) or each) in WORDS)
+        return " or ".join(describe(each) for each in get_args(kind) if is_from_json(each))
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     return WORDS.get(get_origin(kind) or kind, "an object")
