@@ -251,7 +251,7 @@ def test_whole_page_runs(name, shell, request):
     address = request.getfixturevalue("server") if name.endswith("serve.md") else SERVER
     if name.endswith("export.md"):  # the page begins with a run that is there
         Path("runs/leo-5way-1shot").mkdir(parents=True)
-        shutil.copy(builtin_model_path("miniimagenet"), "runs/leo-5way-1shot/model.safetensors")
+        shutil.copy(builtin_model_path("miniimagenet-leo"), "runs/leo-5way-1shot/model.safetensors")
     ran = 0
     for language, text, shown in blocks(page):
         if language not in ("python", "sh"):

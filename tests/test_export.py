@@ -1,5 +1,6 @@
 """An exported file computes what JAX does, from raw rows to calibrated probabilities, and nothing else is written."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -15,7 +16,7 @@ import pytest
 import metaleo.export
 from helpers.marks import by_default
 from helpers.small import DIM, adapt, logits, make_batch, message, shake
-from metaleo.checkpoints import save_model
+from metaleo.checkpoints import load_model, save_model
 from metaleo.cli import main
 from metaleo.config.schema import TrainConfig
 from metaleo.export import build, export_onnx
@@ -50,6 +51,7 @@ CASES = {
     "leo": {},
     "leo-deterministic": {"learner": "leo-deterministic"},
     "leo-generator": {"learner": "leo-generator"},
+    "leo-anchored": {"learner": "leo-anchored", "anchor": "centroid"},
     "leo of mlps": {"network": "mlp", "hidden": 4, "layers": 2, "from_start": True, "max_grad_norm": 10.0},
     "leo of one mlp": {"network": "mlp", "hidden": 4, "layers": 2, "codes": "task", "max_grad_norm": 10.0},
     "meta-sgd": {"learner": "meta-sgd"},
@@ -66,13 +68,13 @@ def test_file_agrees_with_the_learner(tmp_path, case):
     learner, path = save(tmp_path, **CASES[case])
     made = export_onnx(path, tmp_path / "leo.onnx")
     assert made["largest_difference"] < 1e-5
-    support = make_batch(1, (2, 2, 2))
-    head = adapt(learner, support).head
+    support, prepare = make_batch(1, (2, 2, 2)), load_model(path).prepare
+    head = adapt(learner, dataclasses.replace(support, inputs=prepare(7 * support.inputs))).head
     for counts in ((1, 0, 0), (2, 5, 4)):
         query = make_batch(2, counts).inputs
         found = run(tmp_path / "leo.onnx", 7 * support.inputs, 0.1 * query)
         assert found.shape == (sum(counts), 3)
-        np.testing.assert_allclose(found, softmax(np.asarray(logits(head, query))), atol=1e-5)
+        np.testing.assert_allclose(found, softmax(np.asarray(logits(head, prepare(0.1 * query)))), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -179,6 +181,8 @@ def test_command(tmp_path, monkeypatch, capsys):
 
 def test_refused_learners(tmp_path):
     out = tmp_path / "leo.onnx"
+    _, path = save(tmp_path, learner="leo-anchored")
+    assert "with `anchor=centroid` can" in message(lambda: export_onnx(path, out))
     _, path = save(tmp_path, learner="ridge")
     assert "ridge cannot be exported" in message(lambda: export_onnx(path, out))
     _, path = save(tmp_path, network="mlp", codes="task")

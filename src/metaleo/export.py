@@ -21,6 +21,7 @@ from metaleo import __version__
 from metaleo._io.files import atomic_write
 from metaleo.checkpoints import TrainedModel, load_model, training_config
 from metaleo.errors import BadInput, needs_extra
+from metaleo.learners.leo import LEO
 from metaleo.learners.registry import Structure
 from metaleo.tasks.task import labelled
 
@@ -80,6 +81,11 @@ def check_exportable(model: TrainedModel, path: Path, way: int, shot: int) -> No
     structure = model.structure
     if structure.noise is not None:
         raise BadInput(f"{path} predicts real targets; only classifiers are exported")
+    if isinstance(model.learner, LEO) and model.learner.anchor is not None and model.learner.anchor.steps:
+        raise BadInput(
+            f"{path} cannot be exported: its regression solves linear systems, which ONNX has no operator for; a model "
+            "trained with `anchor=centroid` can"
+        )
     if way < 2 or shot < 1:
         raise BadInput(f"a task has at least 2 classes (`way=`) of 1 example (`shot=`), not {way} of {shot}")
     if structure.codes == "task" and way != structure.way:
@@ -265,6 +271,11 @@ class Graph:
                 axes = range(len(shape))
                 bounds = params["start_indices"], params["limit_indices"], axes, params["strides"] or (1 for _ in axes)
                 return [self.value("Slice", [self.whole(one, shapes[0]), *map(whole_numbers, bounds)], shape)]
+            case "pad" if all(min(low, high) >= 0 == inside for low, high, inside in params["padding_config"]):
+                before, after, _ = zip(*params["padding_config"], strict=True)
+                return [
+                    self.value("Pad", [self.whole(one, shapes[0]), whole_numbers(before + after), arguments[1]], shape)
+                ]
             case "split":
                 return self.split(self.whole(one, shapes[0]), params["sizes"], params["axis"])
             case "concatenate":
