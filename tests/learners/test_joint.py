@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.small import HYPER, adapt, close, logits, make_learner, meta_gradient, meta_loss, pad
+from helpers.small import HYPER, adapt, close, logits, make_learner, message, meta_gradient, meta_loss, pad
 from metaleo import data
 from metaleo.checkpoints import load_model, save_model
 from metaleo.cli import main
+from metaleo.config.schema import TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.features.backbone import Pass, pool
 from metaleo.features.backbone_files import BackboneFile, blank, load_backbone, save_backbone
@@ -158,6 +159,11 @@ def test_train_starts_from_the_network_and_goes_on_without_it(here, capsys):
     capsys.readouterr()
     main(["evaluate", "run", "--tasks", "10", "--json"])
     assert json.loads(capsys.readouterr().out)["models"][0]["tasks"] == 10
+
+
+def test_an_anchor_wants_rows_that_stay_as_they_are():
+    config = TrainConfig(joint="network.safetensors", structure=Structure(learner="leo-anchored"))
+    assert "--joint changes them: use --learner leo" in message(config.check)
 
 
 @pytest.mark.usefixtures("loose_dtypes")

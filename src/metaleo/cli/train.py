@@ -45,6 +45,7 @@ class Selection:
     shot: str | None = None
     preset: str | None = None
     problem: str | None = None
+    joint: str | None = None
     out: Path | None = None
     resume: Switch = False
 
@@ -117,7 +118,9 @@ class Train:
             return cls.of(TrainConfig.read(chosen.out / "config.json"), out=chosen.out)
         least = (chosen.shot or "").partition("..")[0]
         shot = int(least) if least.isdecimal() else None  # any other word is refused when all flags are read
-        said = chosen.learner or chosen.preset or chosen.problem  # else what is right for data never seen before
+        said = (
+            chosen.learner or chosen.preset or chosen.problem or chosen.joint
+        )  # else what is right for data never seen before
         learner = chosen.learner if said else ANCHORED
         config = default_config(learner, shot, preset=chosen.preset, problem=chosen.problem)
         return cls.of(config, preset=chosen.preset, problem=chosen.problem)
@@ -230,7 +233,7 @@ class Train:
             kinds = [f"{one.way}-way {one.shot}-shot" for one in beside]
             names = {"this model": "model", "nearest centroid": "centroid", "logistic regression": "logistic"}
             rows = [[name, *(f"{100 * getattr(one, field):.1f} %" for one in beside)] for name, field in names.items()]
-            shown += [make_table(["validation accuracy", *kinds], rows)]
+            shown += [make_table(["validation accuracy", *kinds], rows)] if kinds else []
             result["validation"] = levels
             if behind := [kind for kind, one in zip(kinds, beside, strict=True) if one.behind]:
                 tell(f"no better than what needs no training in {' and '.join(behind)} tasks; see `metaleo compare`")

@@ -76,6 +76,10 @@ class TrainConfig:
         if self.ways is not None and self.ways[0] < 2:
             shown = "..".join(str(way) for way in dict.fromkeys(self.ways))
             raise BadInput(f"way={shown} must be at least 2")
+        if self.joint is not None and structure.anchored:
+            raise BadInput(
+                "an anchor is measured on rows that stay as they are; --joint changes them: use --learner leo"
+            )
         if self.mixed and not structure.anchored:
             raise BadInput(f"{structure.learner} cannot learn from tasks of many ways; leo-anchored can")
         if structure.max_grad_norm is not None and not structure.max_grad_norm > 0:
