@@ -1,9 +1,10 @@
 """Count the files whose functions run in a command, or in `LEOClassifier.fit`: what a reader has to open.
 
-python tools/files_on_the_path.py fit
+python tools/files_on_the_path.py fit [MODEL]
 python tools/files_on_the_path.py train --steps 200 --validate-every 100 --out run
 """
 
+import functools
 import json
 import sys
 import threading
@@ -21,9 +22,9 @@ OPTIMISED = 1
 """Flag of the code of a function, which the bodies of modules and classes lack."""
 
 
-def fit() -> None:
+def fit(model: str = "miniimagenet") -> None:
     rows = np.random.default_rng(0).normal(size=(5, 640))
-    metaleo.LEOClassifier("miniimagenet").fit(rows, list("abcde"))
+    metaleo.LEOClassifier(model).fit(rows, list("abcde"))
 
 
 def command(arguments: list[str]) -> Callable[[], None]:
@@ -50,7 +51,8 @@ def watch(files: set[str]) -> Callable[[FrameType, str, Any], None]:
 
 
 if __name__ == "__main__":
-    run, found = fit if sys.argv[1:] == ["fit"] else command(sys.argv[1:]), set()
+    what, *others = sys.argv[1:]
+    run, found = functools.partial(fit, *others) if what == "fit" else command(sys.argv[1:]), set()
     threading.setprofile(watch(found))
     sys.setprofile(watch(found))
     run()

@@ -82,7 +82,7 @@ def describe_model(header: Card) -> Card:
     validation_scores = {name: header[name] for name in ("validation_accuracy", "validation_loss") if name in header}
     shown = {name.replace("_", " "): f"{100 * value:.2f} %" if "accuracy" in name else f"{value:.3f}"
              for name, value in validation_scores.items()}  # fmt: skip
-    temperatures = ", ".join(f"{value:.2f} at {shot}" for shot, value in header.get("temperatures", []))
+    temperatures = ", ".join(f"{value:.2f} at {shot}" for shot, value in header.get("temperatures") or [])
     network = header.get("network")
     trained_on = Path(str(config.get("data", "?"))).name
     classes = len(header.get("classes", ()))
