@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers.small import make_metaset
-from metaleo.tasks.preparation import LEAST_BETWEEN, ClassMoments, emphasise, rotated, whiten
+from metaleo.tasks.preparation import LEAST_BETWEEN, ClassMoments, along, emphasise, whiten
 
 
 def unit(rows):
@@ -44,7 +44,7 @@ def test_a_rotation_changes_no_distance():
     (preparation,) = whiten(metaset, (0.25,))
     turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(metaset.dim, metaset.dim)))
     rows = jnp.asarray(metaset.read(metaset.rows))
-    before, after = (np.asarray(one(rows)) for one in (preparation, rotated(preparation, turn)))
+    before, after = (np.asarray(one(rows)) for one in (preparation, along(preparation, turn)))
     np.testing.assert_allclose(after, before @ turn, atol=1e-5)
 
 

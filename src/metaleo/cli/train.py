@@ -118,10 +118,8 @@ class Train:
             return cls.of(TrainConfig.read(chosen.out / "config.json"), out=chosen.out)
         least = (chosen.shot or "").partition("..")[0]
         shot = int(least) if least.isdecimal() else None  # any other word is refused when all flags are read
-        said = (
-            chosen.learner or chosen.preset or chosen.problem or chosen.joint
-        )  # else what is right for data never seen before
-        learner = chosen.learner if said else ANCHORED
+        said = chosen.learner or chosen.preset or chosen.problem or chosen.joint
+        learner = chosen.learner if said else ANCHORED  # what is right for data never seen before
         config = default_config(learner, shot, preset=chosen.preset, problem=chosen.problem)
         return cls.of(config, preset=chosen.preset, problem=chosen.problem)
 

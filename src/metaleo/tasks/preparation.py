@@ -34,7 +34,7 @@ class Preparation(eqx.Module):
         return normalise(normalise(normalise(rows) - jnp.broadcast_to(self.centre, rows.shape)) @ self.whitening)
 
 
-def rotated(preparation: Preparation, directions: Float[np.ndarray, "dim dim"]) -> Preparation:
+def along(preparation: Preparation, directions: Float[np.ndarray, "dim dim"]) -> Preparation:
     """The same rows, as coordinates along these directions, the columns."""
     whitening = np.asarray(preparation.whitening, np.float64) @ directions
     return Preparation(preparation.centre, jnp.asarray(whitening, jnp.float32))
@@ -46,11 +46,11 @@ def emphasise(preparation: Preparation, metaset: MetaSet, powers: Sequence[float
     By (b/(b + σ²))^q, where b is the variance between classes along a direction, and σ² that within them.
     """
     _, directions = np.linalg.eigh(np.cov(ClassMoments.of(preparation, metaset).means, rowvar=False))
-    moments = ClassMoments.of(rotated(preparation, directions), metaset)
+    moments = ClassMoments.of(along(preparation, directions), metaset)
     between = np.maximum(moments.between(), 0)
     between += LEAST_BETWEEN * between.mean()
     shares = between / (between + moments.variances)
-    return [rotated(preparation, directions * shares**power) for power in powers]
+    return [along(preparation, directions * shares**power) for power in powers]
 
 
 def whiten(metaset: MetaSet, powers: Sequence[float]) -> list[Preparation]:

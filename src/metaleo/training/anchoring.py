@@ -15,7 +15,7 @@ from metaleo.data.metaset import MetaSet
 from metaleo.learners.anchor import Anchor
 from metaleo.losses import accuracy
 from metaleo.tasks.episodes import Episodes, MixedEpisodes, Rows, place_rows
-from metaleo.tasks.preparation import ClassMoments, Preparation, emphasise, rotated, whiten
+from metaleo.tasks.preparation import ClassMoments, Preparation, along, emphasise, whiten
 from metaleo.training.meta_train import split_run_key
 
 POWERS = (0.0, 1 / 8, 1 / 4, 3 / 8)
@@ -64,7 +64,7 @@ def measure_spread(preparation: Preparation, training: MetaSet, validation: Meta
     """
     means = ClassMoments.of(preparation, training).means
     _, directions = np.linalg.eigh(np.cov(means, rowvar=False))
-    preparation = rotated(preparation, directions)
+    preparation = along(preparation, directions)
     seen, unseen = (ClassMoments.of(preparation, one) for one in (training, validation))
     spread, new = np.maximum(seen.between(), 0), unseen.between()
     spanned = spread > 1e-6 * spread.max()
