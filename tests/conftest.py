@@ -16,10 +16,10 @@ os.environ.setdefault(
 )
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # as many processes as cores: threads would only wait
     os.environ.setdefault(name, "1")
-# What one process of this test run compiles, the others need not; nothing comes from or goes to the user's own cache.
+# What one process of this test run compiles, the others need not; nor does the next run, if it is told where to look.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XDG_CACHE_HOME"] = (cache := tempfile.TemporaryDirectory()).name
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{cache.name}/compiled"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{cache.name}/compiled")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 import jax  # noqa: E402 (it reads some of these settings at once)

@@ -35,7 +35,7 @@ def test_the_main_commands_without_what_only_unix_has(tmp_path):
     commands = [
         ["train", "--data", "features.npz", "--learner", "prototypical", *SMALL, "--out", "run"],
         ["train", "--resume", "--out", "run", "--steps", "6"],
-        ["evaluate", "run", "--tasks", "4"],
+        ["evaluate", "run", "--tasks", "4", "--no-baselines"],
         ["adapt", "run", "support.csv", "--out", "task.safetensors"],
         ["predict", "task.safetensors", "support.csv", "--out", "predictions.csv"],
     ]

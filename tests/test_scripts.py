@@ -151,6 +151,16 @@ def matrix(run, folder):
     assert others[-1]["C"] in (1, 10, 100)
 
 
+@case("benchmarks/ablations.py")
+def ablations(run, folder):
+    run("intents ablations.json --split val --steps 2 --tasks 8 --seeds 2")
+    rows = json.loads((folder / "ablations.json").read_text("utf-8"))["results"]
+    assert {(row["way"], row["shot"]) for row in rows} == {(5, 1), (5, 5), (5, 20), (20, 5)}
+    assert [row["variant"] for row in rows[:3]] == ["default", "its anchor", "anchor: ridge"]
+    assert "ahead" not in rows[0]
+    assert all(row["accuracy"] > 0.3 for row in rows)
+
+
 @case("benchmarks/memory.py")
 def memory(run, _):
     result = json.loads(run("--gigabytes 0 --images 20 --steps 1 --learner maml --meta-batch 2 --validation-tasks 2"))

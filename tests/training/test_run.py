@@ -20,10 +20,13 @@ from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.engines import use_engine
 from metaleo.errors import BadInput
+from metaleo.evaluation.calibration import calibration_tasks, query_answers
+from metaleo.learners.metric import NearestCentroid
 from metaleo.learners.registry import Structure
 from metaleo.tasks.episodes import HostRows
+from metaleo.training import baselines
 from metaleo.training import run as runs
-from metaleo.training.baselines import Beside, beside_baselines
+from metaleo.training.baselines import Beside, beside_baselines, with_plain_rows
 from metaleo.training.population import devices_of, rounding
 from metaleo.training.run import TrainingRun, create_run_folder, resume_config
 
@@ -302,11 +305,16 @@ def test_with_a_learning_rate_of_zero_the_anchor_stays_the_best(tmp_path):
     assert float(state.best_score[0]) == run.anchor_score
 
 
-def test_baselines_stand_beside_a_model(tmp_path):
+def test_baselines_stand_beside_a_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "TASKS", 10)
     run = TrainingRun(anchored_config(steps=2), tmp_path / "run", make_metaset())
     create_run_folder(run.folder, run.config, overwrite=False)
     beside = beside_baselines(run, run.train(lambda records: None))
     assert [(one.way, one.shot) for one in beside] == [(3, 1), (3, 5)]
     assert all(1 / 3 < value <= 1 for one in beside for value in (one.model, one.centroid, one.logistic))
+    plain = with_plain_rows(run, calibration_tasks(run.calibration)[0])
+    for one in beside:  # the same tasks: our own nearest centroids come to what is computed by hand
+        logits, answers = query_answers(NearestCentroid(), plain, 10, one.shot)
+        assert one.centroid == pytest.approx((logits.argmax(-1) == answers).mean())
     assert Beside(5, 1, 0.6, 0.6, 0.5).behind
     assert not Beside(5, 1, 0.61, 0.6, 0.5).behind

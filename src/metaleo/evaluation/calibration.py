@@ -33,7 +33,7 @@ Temperatures = list[tuple[int, float]]
 def calibrate_model(path: Path, episodes: Episodes, shots: Sequence[int] = SHOTS) -> Temperatures:
     """Learn the temperatures of a model file on tasks of these classes, and write them to its header."""
     model = load_model(path)
-    found = learn_temperatures(model.learner, episodes, shots=shots)
+    found = learn_temperatures(model.learner, episodes, TASKS, shots)
     save_model(path, model.learner, model.structure, {**model.header, "temperatures": found})
     return found
 
@@ -45,17 +45,26 @@ def learn_temperatures(
 
     The tasks have the classes and the way of `episodes`.
     """
+    episodes, shots = calibration_tasks(episodes, shots)
+    asked = {shot: query_answers(learner, episodes, tasks, shot) for shot in shots}
+    return [(shot, best_temperature(logits.reshape(-1, episodes.way), answers.reshape(-1)))
+            for shot, (logits, answers) in asked.items()]  # fmt: skip
+
+
+def calibration_tasks(episodes: Episodes, shots: Sequence[int] = SHOTS) -> tuple[Episodes, list[int]]:
+    """Tasks of as many shots as the classes have examples for, and the numbers of shots to which they can be cut."""
     fewest = int(episodes.counts.min())
     query = max(1, min(QUERY, fewest // 2))
-    shots = [shot for shot in shots if shot + query <= fewest]
-    episodes = dataclasses.replace(episodes, shot=shots[-1], query=query)
-    key = jax.random.key(SEED)
-    found = []
-    for shot in shots:
-        logits, targets = QUERY_LOGITS(learner, episodes, key, jnp.arange(tasks), jnp.int32(shot))
-        logits, targets = np.asarray(logits, np.float64), np.asarray(targets).argmax(-1)
-        found.append((shot, best_temperature(logits.reshape(-1, episodes.way), targets.reshape(-1))))
-    return found
+    fitting = [shot for shot in shots if shot + query <= fewest]
+    return dataclasses.replace(episodes, shot=fitting[-1], query=query), fitting
+
+
+def query_answers(
+    learner: Learner, episodes: Episodes, tasks: int, shot: int
+) -> tuple[Float[np.ndarray, "task query way"], Int[np.ndarray, "task query"]]:
+    """Query logits, and the classes that are right, of calibration tasks cut to this number of shots."""
+    logits, targets = QUERY_LOGITS(learner, episodes, jax.random.key(SEED), jnp.arange(tasks), jnp.int32(shot))
+    return np.asarray(logits, np.float64), np.asarray(targets).argmax(-1)
 
 
 def query_logits(
