@@ -287,6 +287,31 @@ def test_nobody_waits_for_a_body_that_takes_long_to_parse():
         assert found[0].status_code == 200
 
 
+def post_chunks(http, host: bytes, body: bytes, afterwards: bytes = b"") -> bytes:
+    """The answer to a request with a chunked body; what is sent afterwards must make the server hang up."""
+    head = b"POST /api/adapt HTTP/1.1\r\nhost: %s\r\ntransfer-encoding: chunked\r\n\r\n" % host
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=20) as made:
+        made.sendall(head + body)
+        answer = made.recv(10_000)
+        made.sendall(afterwards)
+        while afterwards and made.recv(10_000):
+            pass
+        return answer
+
+
+def test_a_body_in_tiny_chunks_is_refused(http):
+    """A chunk of one byte takes as long as one of thousands: sixty such bodies kept everybody waiting for 22 s."""
+    tiny_chunks, large_chunks = b"1\r\nx\r\n" * 90, (b"200\r\n" + b" " * 512 + b"\r\n") * 300
+    assert post_chunks(http, b"localhost", tiny_chunks * 4).startswith(b"HTTP/1.1 400 ")
+    assert post_chunks(http, b"localhost", tiny_chunks + large_chunks + b"0\r\n\r\n").startswith(b"HTTP/1.1 422 ")
+
+
+def test_what_comes_after_an_answer_logs_no_traceback(http, caplog):
+    """A request that is refused by its head, and whose body then is no HTTP."""
+    assert post_chunks(http, b"evil.example", b"1\r\nx\r\n", b"zz\r\n").startswith(b"HTTP/1.1 403 ")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_the_first_unknown_key_is_enough():
     with pytest.raises(BadInput, match=r"^'0' is no field of this request$"):
         read_body(Adapt, b'{"0": 1, "1": 2, "model": 3}')

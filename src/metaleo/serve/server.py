@@ -77,12 +77,16 @@ from metaleo.serve.reader import Reader, return_free_memory
 from metaleo.serve.turns import Turns
 
 PAGE = Path(str(importlib.resources.files("metaleo") / "serve" / "page"))
+HEAD_BYTES = 2**16
+"""Maximum bytes of the head of a request."""
 HEAD_SECONDS = 10.0
 """Maximum seconds for the head of a request to arrive on an open connection."""
 WRITE_SECONDS = 20.0
 """Maximum seconds for a client to take what is written to it."""
 INLINE = 64 * 2**10
 """Bodies of at most so many bytes are parsed at once, which takes a few milliseconds; larger ones by a `Reader`."""
+CHUNKS, CHUNK_BYTES = 100, 256
+"""A chunked body may have so many chunks, and one more for each so many bytes."""
 LARGE_BODY, LARGE_ROWS, LARGE_DRAWINGS, LARGE_BYTES = 2**20, 128, 16, 128 * 2**20
 """What has more than this is large: it leaves room for the rest."""
 Result = TypeVar("Result")
@@ -587,6 +591,22 @@ def numbers(values: np.ndarray) -> list[Any]:
     return values.astype(np.float64).round(4).tolist()
 
 
+class LargeChunks(h11.Connection):
+    """Refuses a body in many small chunks: of one byte each, a few megabytes would keep the loop busy for seconds."""
+
+    spare = 0.0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.spare = CHUNKS
+        elif isinstance(event, h11.Data):
+            self.spare += len(event.data) / CHUNK_BYTES - event.chunk_start
+            if self.spare < 0:
+                raise h11.RemoteProtocolError("a body in too many chunks")
+        return event
+
+
 class TimedProtocol(H11Protocol):
     """Closes connections that make no progress, for which uvicorn would wait for ever, and those above the limit.
 
@@ -595,6 +615,16 @@ class TimedProtocol(H11Protocol):
 
     gone, each = False, 0
     counts: collections.Counter[str]
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        super().__init__(*arguments, **settings)
+        self.conn = LargeChunks(h11.SERVER, HEAD_BYTES)
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # it has its answer already
+            self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
