@@ -219,6 +219,13 @@ def test_another_column_may_hold_the_labels_and_texts_stand_beside(client):
     assert client.post("/api/columns", params={"name": "x.csv"}, content=table_of("csv")).json()["label"] == "label"
 
 
+def test_files_are_parsed_by_another_process(client, monkeypatch):
+    task = adapt(client).json()["task"]
+    monkeypatch.setattr("metaleo.serve.reader.Reader.ask", lambda *_: (_ for _ in ()).throw(BadInput("elsewhere")))
+    for path in ("columns", "adapt-file?model=tiny", f"predict-file?task={task}"):
+        refused(client.post(f"/api/{path}", content=table_of("csv")), 422, "elsewhere")
+
+
 def test_files_that_cannot_be_used(client):
     def send(body: bytes, name: str = "mine.csv", model: str = "tiny") -> httpx.Response:
         return client.post("/api/adapt-file", params={"model": model, "name": name}, content=body)
@@ -256,7 +263,7 @@ def test_small_files_that_unpack_to_large_ones():
         read_upload(packed.getvalue(), "x.npz", 30_000_000)
     for columns in (
         {"x": np.zeros(8_000_000, np.float32)},
-        {"text": pa.DictionaryArray.from_arrays(pa.array(np.zeros(100_000, np.int32)), ["long " * 1000])},
+        {"text": pa.DictionaryArray.from_arrays(pa.array(np.zeros(10_000, np.int32)), ["long " * 1000])},
     ):
         file = io.BytesIO()
         pyarrow.parquet.write_table(pa.table(columns), file)
@@ -386,6 +393,22 @@ def test_answers_are_bounded(client):
     task = adapt(client, **examples(8, 1) | {"examples": np.eye(100, 8).tolist(), "labels": list(map(str, range(100)))})
     body = {"task": task.json()["task"], "examples": [[1.0] * 8] * 501}
     refused(client.post("/api/predict", json=body), 422, "500 examples")
+
+
+def test_what_never_fits_is_refused_before_it_is_computed(models, monkeypatch):
+    """Each kind of work is admitted with the memory of its program; of drawings, also that of their network."""
+    drawings = {"drawings": [[[[0.1, 0.9]]]] * 2, "labels": ["a", "b"]}
+    with running(models) as (client, _):
+        task = adapt(client).json()["task"]
+        pen = client.post("/api/adapt", json={"model": "pen", **drawings}).json()["task"]
+        monkeypatch.setattr("metaleo.serve.server.EMBEDDING_BYTES", 5 * 2**30)
+        refused(client.post("/api/adapt", json={"model": "pen", **drawings}), 413, "MB of memory")
+        refused(client.post("/api/predict", json={"task": pen, "drawings": drawings["drawings"]}), 413, "MB of memory")
+        for name in ("predicting_bytes", "sampling_bytes"):
+            monkeypatch.setattr(f"metaleo.serve.server.{name}", lambda *_: 5 * 2**30)
+        rows = examples()["examples"]
+        refused(client.post("/api/predict", json={"task": task, "examples": rows}), 413, "5,120 MB of memory")
+        refused(client.post("/api/functions", json={"points": POINTS}), 413, "5,120 MB of memory")
 
 
 def test_large_bodies(models):

@@ -203,7 +203,7 @@ def test_turns_are_fair_and_within_the_memory():
         turns, log, go = Turns(2, 20, 100), [], asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for number in range(4):
-                group.create_task(hold(turns, f"greedy {number}", log, go, size=60, large=True))
+                group.create_task(hold(turns, f"greedy {number}", log, go, size=60))
             group.create_task(hold(turns, "modest 0", log, size=40))
             group.create_task(hold(turns, "modest 1", log, size=40))
             await asyncio.sleep(0.01)
