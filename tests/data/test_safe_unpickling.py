@@ -314,6 +314,9 @@ TUPLES = b"K\x00q\x00" + b"".join(b"h\x00h\x00\x86q\x000" for _ in range(60)) + 
 NEST = b"]" * 200_000 + b"a" * 199_999
 TEXT = py2_string(b"x" * 10_000_000) + b"q\x010"
 ENCODED = b"](" + (b"c_codecs\nencode\nh\x01U\x06latin1\x86R") * 1000 + b"e"
+ARRAY = array(dtype(b"i1"), bytes(100_000), 100_000) + b"q\x00"
+CLASS = py2_string(b"1-" + b"x" * 500_000 + b"-") + b"q\x010"
+ROWS = array(dtype(b"i1"), bytes(2000), 2000, 1)
 BOMBS = {
     "an index of the memo": b"Nr\xff\xff\xff\x7f",
     "a bytearray": b"\x96" + struct.pack("<Q", 2**35),
@@ -323,6 +326,8 @@ BOMBS = {
     "a set of tuples": b"\x8f(" + TUPLES + b"\x90",
     "nested lists": mapping(keys=NEST, embeddings=b"N"),
     "a text encoded again and again": TEXT + mapping(keys=ENCODED, embeddings=b"N"),
+    "an array repeated": mapping(keys=b"]", embeddings=ARRAY + b"](" + b"h\x00" * 10_000 + b"e"),
+    "a class repeated": CLASS + mapping(keys=b"](" + b"h\x01" * 2000 + b"e", embeddings=ROWS),
     "a long number": b"\x8b" + struct.pack("<i", 3_000_000) + b"\x7f" * 3_000_000,
 }
 
@@ -331,7 +336,7 @@ BOMBS = {
 def test_bombs(tmp_path, reader):
     """All in one process, which has a gigabyte and a minute."""
     for number, content in enumerate(BOMBS.values()):
-        (tmp_path / f"{number}.pkl").write_bytes(pickled(content))
+        (tmp_path / f"{number:02}.pkl").write_bytes(pickled(content))
     module, _, name = reader.rpartition(".")
     program = f"""
 import pathlib, resource, {module}
@@ -351,7 +356,7 @@ print("most", peak)
     base = int(subprocess.run([sys.executable, "-c", before], capture_output=True, text=True, check=True).stdout)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     *lines, most = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == [str(number) for number in range(len(BOMBS))], done
+    assert [int(line.split()[0]) for line in lines] == list(range(len(BOMBS))), done
     assert all(line.split()[1] == "refused" for line in lines[1:]), done  # the first may be None
     assert int(most.split()[1]) < base + 200_000  # kilobytes
 

@@ -155,15 +155,18 @@ class PickledArray:
 def plain(value: Any, most: int) -> Any:
     """The value with arrays for their stand-ins and lists for tuples; raises if it has more than `most` parts.
 
-    What a few shared lists contain can be far more than the file is long.
+    What a few shared lists contain can be far more than the file is long; so can one array or text that is repeated, of
+    which eight bytes count as a part.
     """
     left = most
 
     def part(value: Any, depth: int) -> Any:
         nonlocal left
-        left -= 1
+        own = value.values.nbytes if isinstance(value, PickledArray) else 0
+        own = len(value) if isinstance(value, str | bytes | memoryview) else own
+        left -= 1 + own // 8
         if left < 0 or depth > DEEPEST:
-            raise pickle.UnpicklingError("its lists are nested too deep, or hold each other")
+            raise pickle.UnpicklingError("its parts are nested too deep, hold each other, or repeat too often")
         match value:
             case PickledArray():
                 return value.values
