@@ -444,8 +444,18 @@ def test_names_of_other_sites_are_refused_there_too(guarded):
         assert guarded(host=host, **token).status_code == 200
 
 
+def status_of(app, host: str) -> int:
+    """What somebody without a token gets."""
+
+    async def ask():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as asking:
+            return await asking.get("/", headers={"host": host})
+
+    return asyncio.run(ask()).status_code
+
+
 def test_what_is_exposed_is_said(monkeypatch):
-    """On 0.0.0.0: a warning, and an address with a token; on loopback neither."""
+    """On 0.0.0.0: a warning, and an address with a token; on loopback neither. Other names are answered on neither."""
     from metaleo.serve import server as module
 
     class Nothing:
@@ -453,7 +463,8 @@ def test_what_is_exposed_is_said(monkeypatch):
             pass
 
     monkeypatch.setattr(module, "load_served_models", lambda *_: {})
-    monkeypatch.setattr(module, "make_server", lambda *_: Nothing())
+    apps = []
+    monkeypatch.setattr(module, "make_server", lambda app, _: apps.append(app) or Nothing())
     monkeypatch.setattr(module, "listen", lambda host, port: socket.create_server(("127.0.0.1", 0)))
     monkeypatch.setattr(module.InferenceService, "warm_up", lambda _: None)
     for host, exposed in (("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)):
@@ -461,6 +472,7 @@ def test_what_is_exposed_is_said(monkeypatch):
         module.serve((), host, 0, Limits(), False, said.append)
         assert any("lets other machines in" in line for line in said) == exposed
         assert ("?token=" in said[-1]) == exposed
+        assert [status_of(apps[-1], name) for name in ("127.0.0.1", "evil.example")] == [401 if exposed else 200, 403]
 
 
 # Methods
