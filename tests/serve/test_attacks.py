@@ -131,6 +131,13 @@ def test_lines_of_a_csv_file_are_counted_however_they_end(start, end):
     assert len(read_upload(start + b"x,label" + end + (b"1,a" + end) * 10, "x.csv", MOST).vectors) == 10
 
 
+def test_the_rows_that_were_read_count_too(monkeypatch):
+    """Parsers differ in what they take for a line."""
+    monkeypatch.setattr("metaleo.serve.uploads.check_csv", lambda *_: None)
+    with pytest.raises(BadInput, match=r"^x.csv: a table may have 10,000 rows, not 10,001$"):
+        read_upload(b"x,label\n" + b"1,a\n" * 10_001, "x.csv", MOST)
+
+
 # Memory of what is computed
 
 
