@@ -7,6 +7,7 @@ imports this module (some 50 ms), the answer to Ctrl-C is Python's own.
 import contextlib
 import importlib
 import logging
+import os
 import signal
 import sys
 import threading
@@ -78,6 +79,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except KeyboardInterrupt:
         print("metaleo: stopped", file=sys.stderr)
+        if arguments is None:  # our own process: XLA may still compute, and crash if Python shuts down meanwhile
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            os._exit(130)
         sys.exit(130)
 
 
