@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -17,7 +18,8 @@ from helpers.commands import SMALL, fails, told
 from helpers.marks import by_default
 from helpers.runs import make_run, owned_by_another
 from helpers.small import DIM, make_metaset, make_structure
-from metaleo import data
+from metaleo import cli, data
+from metaleo._io.files import save_tree, write_text
 from metaleo.checkpoints import load_model
 from metaleo.cli import CLASSES, main
 from metaleo.cli.parsing import as_flags, parse
@@ -233,6 +235,17 @@ def test_quickstart_in_small(here, capsys, monkeypatch):
     assert all(result["tasks"] == 20 for result in results.values())
     assert (here / "metaleo-quickstart/learning-curves.png").exists()
     assert "--overwrite" in fails(capsys, "quickstart", "--steps", "4")
+
+
+def test_work_goes_on_with_the_devices_it_was_begun_on(here, monkeypatch):
+    save_tree(here / "run/state.safetensors", np.zeros(1), {"backend": "cpu", "devices": 3})
+    write_text(here / "run/config.json", "{}")
+    asked = []
+    monkeypatch.setattr("metaleo._jax.devices.use_all_cores", asked.append)
+    for name in ("train", "search", "reproduce", "compare", "evaluate"):
+        cli.run(name, SimpleNamespace(out=here / "run", overwrite=False, run=lambda: None))
+    cli.run("train", SimpleNamespace(out=here / "run", overwrite=True, run=lambda: None))
+    assert asked == [3, 3, 3, 3, None, None]
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "quickstart", "list"])

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from helpers.images import CONV4, make_images
-from metaleo._io.files import save_tree
+from metaleo._io.files import read_header, save_tree
 from metaleo._io.run_log import read_metrics
 from metaleo.cli import main
 from metaleo.errors import BadInput, Interrupted
@@ -39,6 +39,14 @@ def train(run):
 def test_a_damaged_state_is_refused_in_one_line(left_alone, tmp_path, since):
     save_tree(tmp_path / "state.safetensors", left_alone[1], {"kind": "pretraining", "since_report": since})
     with pytest.raises(BadInput, match=r"is a damaged file .since_report should be a number of steps and sums"):
+        make_run(tmp_path).load()
+
+
+def test_a_run_that_goes_on_elsewhere_says_so(left_alone, tmp_path):
+    header = read_header(left_alone[0].folder / "state.safetensors")
+    assert header["devices"] == jax.device_count()
+    save_tree(tmp_path / "state.safetensors", left_alone[1], header | {"backend": "tpu"})
+    with pytest.warns(UserWarning, match="begun with backend tpu and goes on with backend cpu: rounding differs"):
         make_run(tmp_path).load()
 
 

@@ -15,6 +15,7 @@ from helpers.small import DIM, HYPER, make_metaset
 from metaleo import data
 from metaleo._io.files import load_tree, read_header
 from metaleo._io.run_log import read_metrics
+from metaleo._jax import devices
 from metaleo.checkpoints import load_model, model_paths
 from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
@@ -27,7 +28,7 @@ from metaleo.tasks.episodes import HostRows
 from metaleo.training import baselines
 from metaleo.training import run as runs
 from metaleo.training.baselines import Beside, beside_baselines, with_plain_rows
-from metaleo.training.population import devices_of, rounding
+from metaleo.training.population import devices_of
 from metaleo.training.run import TrainingRun, create_run_folder, resume_config
 
 pytestmark = pytest.mark.usefixtures("loose_dtypes")
@@ -209,7 +210,7 @@ def test_a_run_goes_on_with_the_engine_it_was_begun_with(tmp_path):
 
 @pytest.mark.parametrize("change", [{"devices": 3}, {"engine": "warp"}, {"backend": "tpu"}], ids=str)
 def test_a_run_that_cannot_go_on_as_it_was_begun_says_so(tmp_path, monkeypatch, change):
-    monkeypatch.setattr(runs, "rounding", lambda engine: rounding(engine) | change)
+    monkeypatch.setattr(runs, "rounding", lambda engine: devices.rounding(engine) | change)
     train(tmp_path / "run", dataclasses.replace(CONFIG, steps=4))
     ((name, value),) = change.items()
     with pytest.warns(UserWarning, match=f"run was begun with {name} {value} and goes on with {name} .*: rounding"):

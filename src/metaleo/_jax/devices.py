@@ -178,6 +178,33 @@ def mean_over_devices(tree: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
 
 
+# Rounding. Sums over devices, batches and engines are computed in different orders: the same run on another number of
+# devices ends with other last digits, and after thousands of steps with other weights.
+
+
+def rounding(engine: str | None = None) -> dict[str, Any]:
+    """What decides how results are rounded, for the header of a saved state."""
+    found: dict[str, Any] = {} if engine is None else {"engine": engine}
+    found |= {"devices": jax.device_count(), "backend": jax.default_backend()}
+    if found["backend"] == "cpu" and found["devices"] == 1:
+        found["cores"] = usable_cores()  # among which XLA splits the products of a single device
+    return found
+
+
+def warn_of_other_rounding(path: Path, header: dict[str, Any], engine: str | None = None) -> None:
+    """Say in one line what is not as it was when a state was saved."""
+    now = {"jax": jax.__version__} | rounding(engine)
+    before = header | {"jax": header.get("versions", {}).get("jax")}
+    other = [name for name in now if before.get(name) not in (None, now[name])]  # version 0.1 saved only that of JAX
+    if other:
+        then, here = (", ".join(f"{name} {each[name]}" for name in other) for each in (before, now))
+        warnings.warn(
+            f"{path.parent} was begun with {then} and goes on with {here}: rounding differs, so that the result will "
+            "not be exactly that of a run that was left alone",
+            stacklevel=2,
+        )
+
+
 def join_hosts() -> None:
     """Join a multi-process run, if the environment variables define one."""
     if "JAX_COORDINATOR_ADDRESS" not in os.environ:

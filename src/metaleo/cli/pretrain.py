@@ -55,7 +55,7 @@ class Pretrain:
     out: Annotated[Path | None, default_is("runs/BACKBONE-RECIPE", aliases=["-o"])] = None
     """Run folder."""
     resume: Switch = False
-    """Continue the run in --out, here or on another machine; --images may be somewhere else now."""
+    """Continue the run in --out, here or on another machine, which rounds otherwise; --images may be elsewhere now."""
     overwrite: Switch = False
     """Replace the run in --out."""
     json: Switch = False

@@ -2,7 +2,7 @@
 
 RUN/config.json           everything that determines the result
 RUN/metrics.jsonl         one line per report
-RUN/state.safetensors     everything needed to resume
+RUN/state.safetensors     everything needed to resume, to the same bits on the same hardware
 RUN/network.safetensors   the network at the last report
 RUN/images.safetensors    the packed images, unless the source is packed already
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from metaleo._io.files import damaged, load_tree, read_header, save_tree
 from metaleo._io.run_log import MetricsLog, Record, finite_or_none, owned, stop_signals
-from metaleo._jax.devices import memory_bytes
+from metaleo._jax.devices import memory_bytes, rounding, warn_of_other_rounding
 from metaleo.errors import BadInput, Interrupted
 from metaleo.features.backbone_files import BackboneFile, save_backbone
 from metaleo.features.images import Images
@@ -92,18 +92,21 @@ class PretrainRun:
         path = self.folder / "state.safetensors"
         if not path.is_file():
             return self.start(), Sums()
-        since = read_header(path).get("since_report", {})  # version 0.1 did not save it
+        header = read_header(path)
+        since = header.get("since_report", {})  # version 0.1 did not save it
         steps, sums = since.get("steps", 0), since.get("sums", {})
         with damaged(path, "file"):
             if type(steps) is not int or not isinstance(sums, dict) or {type(one) for one in sums.values()} - {float}:
                 raise BadInput(f"since_report should be a number of steps and sums, not {reprlib.repr(since)}")
+        warn_of_other_rounding(path, header)
         return load_tree(path, jax.eval_shape(self.start)), Sums(steps, sums)
 
     def save(self, state: PretrainState, record: Record, since: Sums) -> None:
         """Save the network, and then the state: what a kill leaves in between is made again from the state before."""
         network = self.file(state.result, record)
         save_backbone(self.folder / "network.safetensors", network.trained, network.architecture, network.header)
-        save_tree(self.folder / "state.safetensors", state, {"kind": "pretraining", "since_report": vars(since)})
+        header = {"kind": "pretraining", "since_report": vars(since), **rounding()}
+        save_tree(self.folder / "state.safetensors", state, header)
 
     def file(self, network: PretrainedNetwork, record: Record) -> BackboneFile:
         """Return the network as it is saved: without its heads, and with the run's configuration in the header."""

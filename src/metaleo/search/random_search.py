@@ -25,7 +25,16 @@ from optuna.trial import FrozenTrial, TrialState
 from metaleo._io.files import damaged, load_tree, read_header, save_tree, write_text
 from metaleo._io.json_values import from_json
 from metaleo._io.run_log import stop_signals
-from metaleo._jax.devices import any_host, barrier, broadcast, fits_on_device, is_first_host, replicate
+from metaleo._jax.devices import (
+    any_host,
+    barrier,
+    broadcast,
+    fits_on_device,
+    is_first_host,
+    replicate,
+    rounding,
+    warn_of_other_rounding,
+)
 from metaleo.config.schema import Clip, TrainConfig
 from metaleo.data.metaset import MetaSet
 from metaleo.engines import Engine, choose_engine
@@ -43,9 +52,7 @@ from metaleo.training.population import (
     replicas_for,
     replicas_per_device,
     report_every,
-    rounding,
     shard_replicas,
-    warn_of_other_rounding,
 )
 
 PAPER_SPACE: Space = {
@@ -131,7 +138,7 @@ class TrialBatch:
     def save(self, path: Path, engine: Engine) -> None:
         header = {
             "kind": "population",
-            **rounding(engine),
+            **rounding(engine.name),
             "claims": [vars(claim) for claim in self.claims],
             "alive": self.alive,
             "rung": self.rung,
@@ -216,7 +223,7 @@ class Search:
             claims, alive, rung = self.read_batch(header)
         runs = replicas_per_device(self.replicas)
         self.engine = engine_to_go_on(header, train.structure.blank(), train.engine, runs)
-        warn_of_other_rounding(self.path, header, self.engine)
+        warn_of_other_rounding(self.path, header, self.engine.name)
         like = jax.eval_shape(lambda: self.start([claims[index] for index in alive]))
         return TrialBatch(claims, alive, rung, jax.tree.map(np.asarray, load_tree(self.path, like)))
 

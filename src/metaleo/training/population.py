@@ -6,7 +6,6 @@ JAX knows). The first host writes the files, which all hosts must be able to rea
 """
 
 import functools
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from metaleo._jax.devices import (
     mean_over_devices,
     on_each_device,
     put_on_devices,
-    usable_cores,
 )
 from metaleo.config.schema import Clip
 from metaleo.engines import AUTO, Engine, all_engines, choose_engine
@@ -144,36 +142,10 @@ def compile_validate(engine: Engine, replicas: int, num_tasks: int) -> Callable[
     return jit(map_replicas(validate_all, replicas, (0, None, None, None)), donate_argnums=0)
 
 
-# Rounding. Sums over devices, batches and engines are computed in different orders: the same run on another number of
-# devices ends with other last digits, and after thousands of meta-steps with other weights.
-
-
-def rounding(engine: Engine) -> dict[str, Any]:
-    """What decides how results are rounded, for the header of a saved state."""
-    found = {"engine": engine.name, "devices": jax.device_count(), "backend": jax.default_backend()}
-    if found["backend"] == "cpu" and found["devices"] == 1:
-        found["cores"] = usable_cores()  # among which XLA splits the products of a single device
-    return found
-
-
 def engine_to_go_on(header: dict[str, Any], learner: Learner, name: str, runs: int) -> Engine:
     """The engine for a state with this header: the same as before if it is installed, unless `name` asks for one."""
     before = header.get("engine")
     return choose_engine(learner, before if name == AUTO and before in all_engines() else name, runs)
-
-
-def warn_of_other_rounding(path: Path, header: dict[str, Any], engine: Engine) -> None:
-    """Say in one line what is not as it was when a state was saved."""
-    before = {"jax": header.get("versions", {}).get("jax")} | {name: header.get(name) for name in rounding(engine)}
-    now = {"jax": jax.__version__} | rounding(engine)
-    other = [name for name in now if before[name] not in (None, now[name])]  # earlier versions saved only that of JAX
-    if other:
-        then, here = (", ".join(f"{name} {each[name]}" for name in other) for each in (before, now))
-        warnings.warn(
-            f"{path.parent} was begun with {then} and goes on with {here}: rounding differs, so that the result will "
-            "not be exactly that of a run that was left alone",
-            stacklevel=2,
-        )
 
 
 def devices_of(folder: Path) -> int | None:

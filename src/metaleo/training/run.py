@@ -22,7 +22,15 @@ import numpy as np
 from metaleo._io.files import load_tree, read_header, save_tree, write_text
 from metaleo._io.progress import Progress
 from metaleo._io.run_log import MetricsLog, Record, claim_run_folder, finite_or_none, owned, stop_signals
-from metaleo._jax.devices import any_host, barrier, fits_on_device, is_first_host, replicate
+from metaleo._jax.devices import (
+    any_host,
+    barrier,
+    fits_on_device,
+    is_first_host,
+    replicate,
+    rounding,
+    warn_of_other_rounding,
+)
 from metaleo.checkpoints import save_model
 from metaleo.config.schema import TrainConfig
 from metaleo.data.feature_files import load_data
@@ -47,9 +55,7 @@ from metaleo.training.population import (
     replicas_for,
     replicas_per_device,
     report_every,
-    rounding,
     shard_replicas,
-    warn_of_other_rounding,
 )
 
 SAVE_SECONDS = 2.0
@@ -165,7 +171,7 @@ class TrainingRun:
             return self.start()
         header, runs = read_header(path), replicas_per_device(self.replicas)
         self.engine = engine_to_go_on(header, self.config.structure.blank(), self.config.engine, runs)
-        warn_of_other_rounding(path, header, self.engine)
+        warn_of_other_rounding(path, header, self.engine.name)
         state = load_tree(path, jax.eval_shape(self.begin, None), OLD_LEAF_NAMES)
         if self.anchor is not None and self.metaset is not None:  # the one it was begun with, to the last bit
             self.anchor = jax.tree.map(lambda leaf: leaf[0], state.learner.anchor)
@@ -173,7 +179,7 @@ class TrainingRun:
         return state
 
     def save(self, state: RunState) -> None:
-        save_tree(self.folder / "state.safetensors", state, {"kind": "state", **rounding(self.engine)})
+        save_tree(self.folder / "state.safetensors", state, {"kind": "state", **rounding(self.engine.name)})
         self._saved_at = time.monotonic()
 
     def save_models(self, state: RunState) -> None:
