@@ -135,7 +135,9 @@ def test_points_far_from_those_of_meta_training_are_told():
         fitted = LEORegressor(n_functions=8).fit(far, [1.0, 2.0, 3.0])
     with pytest.warns(UserWarning, match="x goes from 150 to 150"):
         fitted.predict([[150.0]])
-    LEORegressor(n_functions=8).fit([[-5.0], [5.0], [0.0]], [1.0, 2.0, 3.0]).predict([[5.0]])  # within: no warning
+    with pytest.warns(UserWarning, match="^y goes from 1e[+]06 to 3e[+]06, and the model was trained on y from -19 to"):
+        LEORegressor(n_functions=8).fit([[-5.0], [5.0], [0.0]], [1e6, 2e6, 3e6])
+    LEORegressor(n_functions=8).fit([[-5.0], [5.0], [0.0]], [18.0, 2.0, 3.0]).predict([[5.0]])  # within: no warning
 
 
 def test_what_scikit_learn_refuses_by_itself():

@@ -19,7 +19,7 @@ from metaleo.learners.base import Learner
 from metaleo.learners.leo import LEO
 from metaleo.nn.heads import GeneratedHead
 from metaleo.tasks import PROBLEMS
-from metaleo.tasks.sines_and_lines import DOMAIN
+from metaleo.tasks.sines_and_lines import DOMAIN, TARGETS
 from metaleo.tasks.task import Batch
 
 DEFAULT = "sines-and-lines"
@@ -35,7 +35,8 @@ class LEORegressor(RegressorMixin, BaseEstimator):
     Args:
         model: A model file or run folder; a `LEO` whose network has real-valued targets (an estimator with a
             user-defined network cannot be pickled); or None for the model of sines and lines in this package. It is
-            made for points with x in [-5, 5]: outside, its functions mean nothing, and `fit` and `predict` warn.
+            made for points with x in [-5, 5] and y in [-19, 19]: outside, its functions mean nothing, and `fit` and
+            `predict` warn.
         n_functions: Number of functions to sample.
         random_state: Seed of the sampling, as in scikit-learn.
 
@@ -79,7 +80,7 @@ class LEORegressor(RegressorMixin, BaseEstimator):
             raise BadInput(
                 "the adapted networks are not finite: are the points of the kind that the model was trained for?"
             )
-        self._warn_outside(X)
+        self._warn_outside(x=X, y=y)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
@@ -108,7 +109,7 @@ class LEORegressor(RegressorMixin, BaseEstimator):
         leo = resolve_regressor(self.model)
         X = validate_data(self, X, dtype=np.float32, reset=False)  # noqa: N806
         self._check_width(X, leo.network.inputs)
-        self._warn_outside(X)
+        self._warn_outside(x=X)
         padded = padded_length(len(X))
         return np.asarray(predict_many(leo, jnp.asarray(self.parameters_), pad(X, padded)))[:, : len(X)]
 
@@ -116,15 +117,17 @@ class LEORegressor(RegressorMixin, BaseEstimator):
         if X.shape[1:] != inputs:
             raise BadInput(f"X has {X.shape[1]} features; the model was trained for {inputs[0]}")
 
-    def _warn_outside(self, X: np.ndarray) -> None:  # noqa: N803
-        """Warn if there are points where the model has seen none in meta-training."""
-        ends = None if isinstance(self.model, LEO) else trained_range(Path(self.model or DEFAULT))
-        if ends is not None and (X.min() < ends[0] or X.max() > ends[1]):
-            warnings.warn(
-                f"x goes from {X.min():g} to {X.max():g}, and the model was trained on x from {ends[0]:g} to "
-                f"{ends[1]:g}: beyond that its functions mean nothing; scale x to that range",
-                stacklevel=3,
-            )
+    def _warn_outside(self, **found: np.ndarray) -> None:
+        """Warn if there are numbers such as the model has not seen in meta-training."""
+        known = {} if isinstance(self.model, LEO) else trained_ranges(Path(self.model or DEFAULT))
+        for name, (least, most) in known.items():
+            values = found.get(name)
+            if values is not None and (values.min() < least or values.max() > most):
+                warnings.warn(
+                    f"{name} goes from {values.min():g} to {values.max():g}, and the model was trained on {name} from "
+                    f"{least:g} to {most:g}: beyond that its functions mean nothing; scale {name} to that range",
+                    stacklevel=3,
+                )
 
     def _shape(self, values: np.ndarray) -> np.ndarray:
         """Values in the format of y in `fit`: one number per example, or a row."""
@@ -150,9 +153,10 @@ def load_regressor(model: Path) -> TrainedModel:
     return load_cached(path, path.stat().st_mtime_ns)
 
 
-def trained_range(model: Path) -> tuple[float, float] | None:
-    """The least and the largest x of the tasks that a model was trained on, or None if they are not known."""
-    return DOMAIN if load_regressor(model).header.get("config", {}).get("data") in PROBLEMS else None
+def trained_ranges(model: Path) -> dict[str, tuple[float, float]]:
+    """The ranges of x and y in the tasks that a model was trained on, as far as they are known."""
+    known = load_regressor(model).header.get("config", {}).get("data") in PROBLEMS
+    return {"x": DOMAIN, "y": TARGETS} if known else {}
 
 
 @jax.jit

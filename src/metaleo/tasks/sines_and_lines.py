@@ -14,6 +14,8 @@ NOISE = 0.3
 """Standard deviation of the noise on every target."""
 AMPLITUDE, PHASE = (0.1, 5.0), (0.0, jnp.pi)
 SLOPE, INTERCEPT = (-3.0, 3.0), (-3.0, 3.0)
+TARGETS = (-19.0, 19.0)
+"""Targets of all tasks but for rare noise: the steepest lines reach ± 18."""
 CELLS = 160
 """Grid cells per parameter when computing posteriors."""
 
