@@ -29,9 +29,10 @@ COMPARE = ("compare", *SMALL, "--learner", *LEARNERS)
 
 @pytest.fixture(scope="module", autouse=True)
 def one_inner_step():
-    """A preset that compiles fast."""
+    """A preset that compiles fast, and few tasks to learn temperatures from."""
     structure = dataclasses.replace(PRESETS["maml"].structure, finetune_steps=1)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metaleo.evaluation.calibration.TASKS", 4)
         patch.setitem(PRESETS, "maml", dataclasses.replace(PRESETS["maml"], structure=structure))
         yield
 
@@ -91,7 +92,8 @@ def test_evaluate_agrees(whole, monkeypatch, capsys):
     for learner in ("maml", "cl2n"):
         main(["evaluate", f"whole/1shot/{learner}", "--tasks", "40", "--json"])
         (report,) = json.loads(capsys.readouterr().out)["models"]
-        for name in ("accuracy", "accuracy_interval", "nll", "calibration_error"):
+        assert 1 / 20 < rows[learner]["temperature"] != 1
+        for name in ("accuracy", "nll", "calibration_error", "temperature", "calibrated_nll", "calibrated_error"):
             assert np.isclose(report[name], rows[learner][name]), name
 
 
@@ -105,6 +107,8 @@ def test_outputs_agree(whole):
     table = [line.replace("*", "").split(" | ") for line in text.splitlines() if " ± " in line and line[0] == "|"]
     assert [line[0][2:] for line in table] == [row["learner"] for row in rows]
     assert [line[1].split()[0] for line in table] == [f"{100 * row['accuracy']:.2f}" for row in rows]
+    assert [line[3] for line in table] == [f"{row['calibrated_nll']:.3f}" for row in rows]
+    assert [line[4] for line in table] == [f"{100 * row['calibrated_error']:.1f}" for row in rows]
     assert found["machine"]["device"] in text
     assert (whole / "whole/compare.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((whole / "whole/compare.json").read_text())["tasks"] == 40

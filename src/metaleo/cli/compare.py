@@ -22,7 +22,7 @@ class Compare:
     Each learner starts from its preset for the shot and is kept at its best validation accuracy. The folder gets a
     table (compare.md), a figure (compare.png), results.json, and every model. Nothing is lost by Ctrl-C or a kill:
     the same command goes on where it was. With other --learner or --shot, what is there already is used again. Below
-    each table a sentence says which learner to use for such tasks.
+    each table a sentence says which learner to use for such tasks. Models learn their temperatures on validation tasks.
 
     Try:
       metaleo compare --learner leo-anchored leo nearest-centroid logistic-regression --steps 3000
@@ -79,6 +79,6 @@ def comparison_table(plan: "Comparison", shot: int, rows: "list[ComparisonRow]")
     from metaleo.experiments.compare import cells, columns
 
     title = f"{plan.way}-way {shot}-shot, the same {plan.tasks:,} test tasks "
-    title += "(±: 95 %; ECE: calibration error before any temperature)"
+    title += "(±: 95 %; ECE: calibration error, with the temperature of predictions)"
     headings = ["\n".join(name.rsplit(" ", 1)) for name in columns(plan.reference)]  # the longest fit eighty columns
     return title, make_table(headings, [cells(row, plan.reference) for row in rows])

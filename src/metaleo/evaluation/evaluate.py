@@ -309,9 +309,13 @@ def write_scores(path: Path, scores: dict[str, Score]) -> None:
 
 def save_score(path: Path, score: Score, seed: int) -> None:
     """Save all that `summarise` needs, with the seed and the number of tasks."""
+    parts = dict(vars(score.calibration))
+    if score.calibrated is not None:
+        calibrated = {f"calibrated_{name}": part for name, part in vars(score.calibrated).items()}
+        parts |= {"calibrated_nll": score.calibrated_nll, **calibrated}
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(file, accuracy=score.accuracy, nll=score.nll, seed=seed, tasks=len(score.accuracy),
-                            **vars(score.calibration))  # fmt: skip
+                            **parts)  # fmt: skip
 
 
 def load_score(path: Path, seed: int, tasks: int) -> Score | None:
@@ -320,8 +324,12 @@ def load_score(path: Path, seed: int, tasks: int) -> Score | None:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
             if (int(held["seed"]), int(held["tasks"])) != (seed, tasks):
                 return None
-            calibration = CalibrationCounts(held["count"], held["correct"], held["confidence"])
-            return Score(held["accuracy"], held["nll"], calibration)
+            counts = ("count", "correct", "confidence")
+            score = Score(held["accuracy"], held["nll"], CalibrationCounts(*(held[name] for name in counts)))
+            if "calibrated_nll" not in held:
+                return score
+            calibrated = CalibrationCounts(*(held[f"calibrated_{name}"] for name in counts))
+            return dataclasses.replace(score, calibrated_nll=held["calibrated_nll"], calibrated=calibrated)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
 

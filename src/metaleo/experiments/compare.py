@@ -2,7 +2,7 @@
 
 OUT/compare.json                      the settings
 OUT/<shot>shot/<learner>/             a run folder, which also has:
-OUT/<shot>shot/<learner>/test.npz     each test task's accuracy, NLL and calibration counts
+OUT/<shot>shot/<learner>/test.npz     each test task's accuracy, NLL and calibration, with and without temperature
 OUT/<shot>shot/<learner>/times.json   duration of training and testing, in seconds
 OUT/results.json, compare.md, compare.png
 """
@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 import metaleo
-from metaleo._io.files import read_header, read_json, write_text
+from metaleo._io.files import read_json, write_text
 from metaleo._io.progress import SILENT, Progress
 from metaleo._io.run_log import is_free, owned, read_metrics, remove_results, require_ours
 from metaleo._jax.devices import fits_on_device
@@ -32,6 +32,7 @@ from metaleo.config.schema import TrainConfig
 from metaleo.data.feature_files import load_data
 from metaleo.data.metaset import SLAB, MetaSet
 from metaleo.errors import BadInput, Interrupted, require_at_least, require_seed, unknown_name
+from metaleo.evaluation.calibration import calibrate_model
 from metaleo.evaluation.evaluate import (
     Evaluation,
     Score,
@@ -219,7 +220,7 @@ def run_jobs(
             shot = config.shot
             scores[shot][own.name] = train_and_score(plan, metaset, own, config, f"[{number}/{len(jobs)}]", progress)
             if len(scores[shot]) == len(plan.learners):
-                rows[shot] = rank(own.parent, scores[shot], plan.reference)
+                rows[shot] = rank(own.parent, shot, scores[shot], plan.reference)
                 advice[shot] = advise({name: score.accuracy for name, score in scores[shot].items()})
                 show(shot, rows[shot], advice[shot])
     except KeyboardInterrupt as interrupt:  # between runs; a run itself saves and raises `Interrupted`
@@ -305,7 +306,7 @@ def train_and_score(
     if not (folder / "config.json").is_file():
         create_run_folder(folder, config, overwrite=False)
     score = load_score(folder / "test.npz", plan.seed, plan.tasks)
-    if score is not None and model.is_file():
+    if score is not None and score.calibrated is not None and model.is_file():
         progress.say(f"{title}: done")
         return score
     progress.say(title)
@@ -315,9 +316,13 @@ def train_and_score(
         )
     trained = load_model(model)
     rows = place_rows(metaset, fits_on_device(metaset.features.size), trained.prepare)
-    testing = Episodes.over(metaset.subset("test"), plan.way, config.shot, None, rows)
+    validation, testing = (
+        Episodes.over(metaset.subset(split), plan.way, config.shot, None, rows) for split in ("val", "test")
+    )
+    calibrate_model(model, validation)
+    temperature = load_model(model).temperature(config.shot)
     with timed(folder, "testing"), progress.bar("testing", plan.tasks) as bar:
-        score = score_learner(trained.learner, testing, plan.seed, plan.tasks, bar)
+        score = score_learner(trained.learner, testing, plan.seed, plan.tasks, bar, temperature=temperature)
     save_score(folder / "test.npz", score, plan.seed)
     return score
 
@@ -350,15 +355,16 @@ def mean_feature(metaset: MetaSet) -> Float[Array, " dim"]:
 # The results
 
 
-def rank(folder: Path, scores: dict[str, Score], reference: str) -> list[ComparisonRow]:
+def rank(folder: Path, shot: int, scores: dict[str, Score], reference: str) -> list[ComparisonRow]:
     """One row per learner, compared with the reference, the most accurate first."""
     rows = []
     for learner, score in scores.items():
         difference, interval = paired_difference(score.accuracy, scores[reference].accuracy)
-        best_step = read_header(folder / learner / "model.safetensors")["step"]
+        trained = load_model(folder / learner / "model.safetensors")
         times = read_json(folder / learner / "times.json")
         seconds = times.get("training"), times.get("testing")
-        rows.append(ComparisonRow(learner, summarise(score), difference, interval, best_step, *seconds))
+        found = summarise(score, trained.temperature(shot))
+        rows.append(ComparisonRow(learner, found, difference, interval, trained.header["step"], *seconds))
     return sorted(rows, key=lambda row: -row.evaluation.accuracy)
 
 
@@ -395,13 +401,14 @@ def is_level(best: Float[Array | np.ndarray, " task"], other: Float[Array | np.n
 def cells(row: ComparisonRow, reference: str) -> list[str]:
     """The cells of a table row, in the order of `columns`."""
     found, seconds = row.evaluation, row.training_seconds
+    assert found.calibrated_error is not None  # every model of a comparison has a temperature
     return [
         row.learner,
         f"{100 * found.accuracy:.2f} ± {100 * found.accuracy_interval:.2f}",
         "–" if row.learner == reference
         else f"{100 * row.difference:+.2f} ± {100 * row.difference_interval:.2f}",
-        f"{found.nll:.3f}",
-        f"{100 * found.calibration_error:.1f}",
+        f"{found.calibrated_nll:.3f}",
+        f"{100 * found.calibrated_error:.1f}",
         "?" if seconds is None else f"{seconds:,.0f}",
         f"{row.best_step:,}",
     ]  # fmt: skip
@@ -421,8 +428,9 @@ def to_markdown(plan: Comparison, machine: dict[str, str], rows: ComparisonRows,
         f"- machine: {machine['device']} ({machine['backend']}); metaleo {metaleo.__version__}, jax {jax.__version__}",
         "- ± is 1.96 standard errors over tasks (95 %); "
         f"“minus {plan.reference}” is the mean difference of accuracy on the same tasks",
-        "- NLL and ECE (expected calibration error): before any temperature; training: wall time, compilation "
-        "included; best step: meta-steps of the tested model",
+        "- NLL and ECE (expected calibration error): with the temperature that a model learned on validation tasks, as "
+        "in all its predictions; results.json also has them before it",
+        "- training: wall time, compilation included; best step: meta-steps of the tested model",
     ]
     for shot, own in rows.items():
         names = columns(plan.reference)
