@@ -55,8 +55,8 @@ def test_the_papers_table():
 
 
 def test_report(here, capsys):
-    command = ["reproduce", "miniimagenet", *TINY, "--rows", "leo-generator", "meta-sgd", "--json"]
-    main(command)
+    command = ["reproduce", "miniimagenet", *TINY, "--rows", "leo-generator", "meta-sgd"]
+    main([*command, "--json"])
     report = json.loads(capsys.readouterr().out)
     folder = here / "reproduce-miniimagenet"
     assert report == json.loads((folder / "report.json").read_text())
@@ -83,7 +83,10 @@ def test_report(here, capsys):
     (folder / "1shot/meta-sgd/final/test-1.npz").unlink()  # as if killed before the last test
     main(command)
     assert (folder / "report.json").read_text() == before
-    capsys.readouterr()
+    shown = capsys.readouterr().out
+    assert f"Meta-SGD {rows['meta-sgd']['accuracy']:.2f} ± {rows['meta-sgd']['deviation']:.2f} 54.24 ± 0.03" in (
+        " ".join(shown.split())
+    )
     with pytest.raises(SystemExit):
         main([*command, "--tasks", "40"])
     assert "was made with tasks 30, not 40" in capsys.readouterr().err
