@@ -9,6 +9,7 @@ from helpers.commands import SMALL
 from helpers.small import make_metaset
 from metaleo._jax import devices
 from metaleo.data import save_data
+from metaleo.serve.reader import limit_memory
 
 HIDDEN = """
 import os, signal, subprocess, sys
@@ -56,3 +57,14 @@ def test_memory_that_the_system_does_not_tell(monkeypatch, problem):
 
     monkeypatch.setattr("os.sysconf", unknown)
     assert devices.memory_bytes() > 0
+
+
+def test_without_owners_of_files_no_compiled_program_is_kept(monkeypatch):
+    """What is in the cache is executed, so that nobody else may write there."""
+    monkeypatch.delattr("os.geteuid")
+    assert devices.private_cache_folder("compiled") is None
+
+
+def test_the_reader_of_uploads_starts_where_memory_cannot_be_limited(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)
+    limit_memory(1)

@@ -22,6 +22,7 @@ from metaleo.cli import main
 from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.data import save_data
+from metaleo.engines import all_engines
 from metaleo.errors import BadInput, Interrupted
 from metaleo.learners.registry import Structure
 from metaleo.search.random_search import (
@@ -241,6 +242,18 @@ def test_a_damaged_state_is_refused_in_one_line(stopped, change, message):
         assert "\n" not in str(error.value)
     finally:
         stopped.path.write_bytes(whole)
+
+
+def test_a_search_goes_on_with_its_engine_and_says_what_is_not_as_it_was(stopped, tmp_path):
+    header = read_header(stopped.path)
+    assert (header["engine"], header["devices"]) == (stopped.engine.name, jax.device_count())
+    arrays, header = safetensors.numpy.load_file(stopped.path), header | {"engine": "reference", "backend": "tpu"}
+    safetensors.numpy.save_file(arrays, tmp_path / "population.safetensors", {"metaleo": json.dumps(header)})
+    worker = Search(CONFIG, tmp_path, METASET, 4)
+    worker.engine = all_engines()["closed-form"]  # as if that could do more here
+    with pytest.warns(UserWarning, match="begun with backend tpu and goes on with backend cpu: rounding differs"):
+        worker.load()
+    assert worker.engine.name == "reference"
 
 
 def test_a_state_of_another_study_is_refused(stopped, tmp_path):
