@@ -391,7 +391,9 @@ def test_train_on_a_table(here, capsys, monkeypatch):
     names = np.repeat(metaset.class_names, metaset.counts)
     write_csv("mine.csv", metaset.read(metaset.rows), label=names)
     main(["train", "--data", "mine.csv", "--learner", "prototypical", *SMALL, "--out", "mine"])
-    assert "only 6 train classes" in " ".join(capsys.readouterr().err.split())
+    said = capsys.readouterr()
+    assert "only 6 train classes" in " ".join(said.err.split())
+    assert said.out.startswith("mine: best validation accuracy ")
     header = load_model(here / "mine/model.safetensors").header
     assert [shot for shot, _ in header["temperatures"]] == [1, 2, 5]
     assert all(1 / 20 <= value <= 20 for _, value in header["temperatures"])
@@ -399,6 +401,10 @@ def test_train_on_a_table(here, capsys, monkeypatch):
     made = told(capsys, "adapt", "mine", "support.csv")
     assert made["temperature"] != 1
     (found,) = told(capsys, "evaluate", "mine", "--tasks", "4", "--shot", "2")["models"]
+    main(["evaluate", "mine", "--tasks", "4", "--shot", "2"])
+    shown = capsys.readouterr().out
+    assert f"{100 * found['accuracy']:.2f} ± {100 * found['accuracy_interval']:.2f} %" in shown
+    assert "nearest-centroid" in shown
     assert found["temperature"] == dict(header["temperatures"])[2]
     assert found["calibrated_nll"] != found["nll"]
     assert list(found).index("calibrated_error") < list(found).index("calibration_error")

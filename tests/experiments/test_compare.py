@@ -133,9 +133,12 @@ def test_going_on_after_a_kill(here, whole, capsys):
     (here / "results.json").unlink()
     main([*COMPARE, "--out", str(here)])
     assert results(here) == results(whole / "whole")
-    said = capsys.readouterr().err
-    assert "[1/3] nearest-centroid, 3-way 1-shot: done" in said
-    assert "[2/3] maml, 3-way 1-shot\n" in said
+    said = capsys.readouterr()
+    assert "[1/3] nearest-centroid, 3-way 1-shot: done" in said.err
+    assert "[2/3] maml, 3-way 1-shot\n" in said.err
+    assert [line.split()[0] for line in said.out.splitlines() if " ± " in line] == [
+        row["learner"] for row in results(here)["shots"]["1"]
+    ]
 
 
 def test_interrupted(whole, tmp_path, monkeypatch, capsys):

@@ -2,8 +2,14 @@
 
 from html.parser import HTMLParser
 
+import numpy as np
+
 from helpers.small import make_candidate, make_structure
-from metaleo.reporting.page import Section, write_page
+from metaleo._io.progress import SILENT
+from metaleo.evaluation.evaluate import CalibrationCounts, Score, TaskSuite
+from metaleo.reporting import page
+from metaleo.reporting.findings import AnalysisSettings
+from metaleo.reporting.page import Section, results_section, write_page
 
 NASTY = """<script>alert("it's")</script>&amp;"""
 
@@ -33,3 +39,17 @@ def test_everything_on_the_page_is_escaped(tmp_path):
     assert seen.tags.count("section") == 3
     assert seen.tags.count("table") == seen.tags.count("img") == 1
     assert any('"encoder_penalty"' in text for text in seen.texts)
+
+
+def test_results_have_the_temperature_first(tmp_path, monkeypatch):
+    candidate, suite = make_candidate(tmp_path, make_structure())
+    candidate.model.header["temperatures"] = [[1, 0.5]]
+    counts = np.array([[1.0], [1.0]])
+    sure, doubtful = (CalibrationCounts(counts, 0.5 * counts, share * counts) for share in (0.9, 0.6))
+    score = Score(np.array([0.4, 0.6]), np.array([2.0, 2.0]), sure, np.array([1.0, 1.0]), doubtful)
+    monkeypatch.setattr(page, "score_learner", lambda *_, **options: score)
+    monkeypatch.setattr(TaskSuite, "baselines", lambda suite: [])
+    found = results_section([candidate], {candidate.source: "mine"}, AnalysisSettings(suite, "test", 0, 2, SILENT))
+    assert found.headings[3:] == ("negative log-likelihood", "calibration error", "likelihood before temperature",
+                                  "error before temperature")  # fmt: skip
+    assert found.rows[0][3:] == ("1.000 ± 0.000", "10.0 %", "2.000 ± 0.000", "40.0 %")
