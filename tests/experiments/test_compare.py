@@ -141,6 +141,17 @@ def test_going_on_after_a_kill(here, whole, capsys):
     ]
 
 
+def test_scores_from_before_temperatures_are_made_again(here, capsys):
+    path = here / "1shot/cl2n/test.npz"
+    with np.load(path) as held:
+        old = {name: held[name] for name in held.files if not name.startswith("calibrated")}
+    np.savez(path, **old)
+    before = results(here)["shots"]["1"]
+    main([*COMPARE, "--out", str(here)])
+    assert results(here)["shots"]["1"] == before
+    assert "cl2n, 3-way 1-shot\n" in capsys.readouterr().err
+
+
 def test_interrupted(whole, tmp_path, monkeypatch, capsys):
     """Asked to stop in the second learner: it says how to go on, and going on ends at the same results."""
     save = TrainingRun.save
