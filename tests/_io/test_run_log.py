@@ -66,6 +66,15 @@ def test_a_kill_while_results_are_removed_leaves_a_folder_that_can_be_overwritte
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "config.json"]
 
 
+def test_an_owner_removes_what_was_left_half_written(tmp_path):
+    """Also one that goes on with what is there."""
+    (tmp_path / "state.safetensors").write_text("results")
+    (tmp_path / ".state.safetensors.0123456789abcdef.tmp").write_text("half")
+    with owned(tmp_path):
+        assert not list(tmp_path.glob(".*.tmp"))
+    assert (tmp_path / "state.safetensors").is_file()
+
+
 def test_what_is_not_ours_is_left_as_it_is(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     for overwrite in (False, True):
