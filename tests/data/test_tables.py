@@ -439,11 +439,18 @@ def test_row_numbers_of_pandas_are_no_part_of_the_vector(tmp_path):
 
 
 def test_columns_are_known_by_their_names(tmp_path):
-    table = read_table(write_text(tmp_path / "t.csv", "b,spare,a,label\n1,9,2,x\n3,8,4,y\n")).arranged(["a", "b"])
+    """Other numbers are what they were to the last digit: an id is no float."""
+    path = write_text(tmp_path / "t.csv", "b,id,price,a,label\n1,100234567,19.99,2,x\n3,0,,4,y\n")
+    table = read_table(path, columns=["a", "b"])
     np.testing.assert_array_equal(table.vectors, [[2, 1], [4, 3]])
-    assert (table.beside, table.columns, table.labels) == ({"spare": [9.0, 8.0]}, ("a", "b"), ["x", "y"])
-    assert "no column of numbers 'c'" in message(lambda: table.arranged(["a", "c"]))
-    assert table.labelled().arranged(["a", "b"]).columns == ("a", "b")
+    assert (table.columns, table.labels) == (("a", "b"), ["x", "y"])
+    assert table.beside == {"id": ["100234567", "0"], "price": ["19.99", ""]}
+    assert "no column of numbers 'c'" in message(lambda: read_table(path, columns=["a", "c"]))
+    whole = read_table(path, ignore=["price"])
+    arranged = whole.arranged(["a", "b"])
+    np.testing.assert_array_equal(arranged.vectors, table.vectors)
+    assert (arranged.columns, whole.labelled().arranged(["a", "b"]).columns) == (("a", "b"), ("a", "b"))
+    assert "no column of numbers 'c'" in message(lambda: whole.arranged(["a", "c"]))
 
 
 def test_a_stray_word_does_not_take_a_column_away(tmp_path):

@@ -215,6 +215,10 @@ def test_another_column_may_hold_the_labels_and_texts_stand_beside(client):
     refused(client.post("/api/adapt-file", params=query, content=table), 422, "no row has a label")
     made = client.post("/api/adapt-file", params={**query, "label": "intent"}, content=table).json()
     assert (made["classes"], made["rows"], made["texts"]) == (["a", "b"], [4], {"sentence": ["say 4"]})
+    assert made["notes"] == []
+    contrary = table + b"\n" + lines[0].replace("a,", "b,", 1).encode()
+    made = client.post("/api/adapt-file", params={**query, "label": "intent"}, content=contrary).json()
+    assert made["notes"] == ["1 of 6 rows repeat an earlier row under another label; the first is row 6, as row 1"]
     refused(client.post("/api/adapt-file", params={**query, "label": "no"}, content=table), 422, "no column 'no'")
     assert client.post("/api/columns", params={"name": "x.csv"}, content=table_of("csv")).json()["label"] == "label"
 

@@ -68,8 +68,8 @@ class Predict:
         task = load_task(self.task)
         backbone = self.backbone or task.about.get("network")
         views = self.views or task.about.get("views", "centre")
-        table = read_examples(self.query, backbone, views, self.label, self.ignore)
-        table = table.arranged(task.about.get("columns", ()))
+        columns = task.about.get("columns", ())
+        table = read_examples(self.query, backbone, views, self.label, self.ignore, columns)
         if table.vectors.shape[1] != task.structure.dim:
             raise BadInput(
                 f"{self.query} has {table.vectors.shape[1]} numbers per example, and {self.task} takes "

@@ -105,8 +105,12 @@ def read_table(
     label: str | None = None,
     ignore: Sequence[str] = (),
     content: bytes | None = None,
+    columns: Sequence[str] = (),
 ) -> Table:
-    """Read a table in the format of the file's suffix; `content`, if given, replaces the bytes on disk."""
+    """Read a table in the format of the file's suffix; `content`, if given, replaces the bytes on disk.
+
+    If columns of numbers are named, they form the vector, in this order, and other numbers stand beside it.
+    """
     if content is None and not path.exists():
         raise BadInput(f"{path} does not exist")
     suffix = path.suffix.lower()
@@ -114,7 +118,7 @@ def read_table(
         if suffix in (".npz", ".safetensors"):
             return table_of_features(path, suffix, content, label, ignore)
         if is_table(path):
-            return from_arrow(read_arrow(path, suffix, content, label), label, ignore)
+            return from_arrow(read_arrow(path, suffix, content, label), label, ignore, columns)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
     except Exception as error:  # the parsers can raise anything on a damaged file

@@ -38,7 +38,7 @@ class Table:
     """The label of each row; an empty string where a row has none."""
     splits: list[str] | None = None
     beside: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
-    """All other columns: text, or numbers that `arranged` removed from the vector."""
+    """All other columns, as text."""
     images: list[bytes] | None = None
     """Encoded images, one per row, if the table holds images instead of vectors."""
     columns: tuple[str, ...] = ()
@@ -57,16 +57,13 @@ class Table:
         )
 
     def arranged(self, columns: Sequence[str]) -> "Table":
-        """Return the table with the vector formed by these columns, in this order; other numbers go to `beside`."""
+        """Return the table with the vector formed by these columns, in this order."""
         if not columns or not self.columns or tuple(columns) == self.columns:
             return self
-        missing = [name for name in columns if name not in self.columns]
-        if missing:
-            raise BadInput(f"there is no column of numbers {missing[0]!r}; the vector is made of {show(columns)}")
+        check_columns(columns, self.columns)
         place = {name: index for index, name in enumerate(self.columns)}
-        spare = {name: self.vectors[:, place[name]].tolist() for name in self.columns if name not in set(columns)}
         vectors = np.ascontiguousarray(self.vectors[:, [place[name] for name in columns]])
-        return dataclasses.replace(self, vectors=vectors, beside={**self.beside, **spare}, columns=tuple(columns))
+        return dataclasses.replace(self, vectors=vectors, columns=tuple(columns))
 
 
 def is_table(path: Path) -> bool:
@@ -141,7 +138,14 @@ def with_class_names(dataset: Any) -> Any:
     return table
 
 
-def from_arrow(table: Any, label: str | None, ignore: Sequence[str]) -> Table:
+def check_columns(wanted: Sequence[str], there: Sequence[str]) -> None:
+    missing = next((name for name in wanted if name not in set(there)), None)
+    if missing is not None:
+        raise BadInput(f"there is no column of numbers {missing!r}; the vector is made of {show(wanted)}")
+
+
+def from_arrow(table: Any, label: str | None, ignore: Sequence[str], columns: Sequence[str] = ()) -> Table:
+    """Make a table of an Arrow table; `columns`, if given, form the vector, and other numbers are kept as text."""
     import pyarrow as pa
 
     names = table.column_names
@@ -160,6 +164,10 @@ def from_arrow(table: Any, label: str | None, ignore: Sequence[str]) -> Table:
     numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
     numbers = [name for name, kind in kinds.items() if any(test(kind) for test in numeric) and not is_index(name)]
     pictures = [name for name, kind in kinds.items() if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0]
+    spare: list[str] = []
+    if columns and not lists and not pictures:
+        check_columns(columns, numbers)
+        spare, numbers = [name for name in numbers if name not in set(columns)], list(columns)
     vector = lists or ([] if pictures else numbers)
     others = [name for name in kept if name not in (*vector, *pictures)]
     text = {name: ["" if value is None else str(value) for value in table[name].to_pylist()] for name in others}
@@ -177,15 +185,16 @@ def from_arrow(table: Any, label: str | None, ignore: Sequence[str]) -> Table:
         images = [value["bytes"] or b"" for value in table[pictures[0]].to_pylist()]
         return Table(np.zeros((len(table), 0), np.float32), labels, splits, text, images)
     for name in others:
-        check_text(name, text[name])
+        if name not in spare:
+            check_text(name, text[name])
     if len(lists) > 1:
         raise BadInput(f"columns {show(lists)} all hold vectors; leave out all but one with `ignore=`")
     if lists:
         vectors = from_lists(table[lists[0]].to_pylist(), lists[0])
     elif numbers:
-        columns = [table[name].to_numpy(zero_copy_only=False) for name in numbers]
+        values = [table[name].to_numpy(zero_copy_only=False) for name in numbers]
         with np.errstate(over="ignore"):  # what is too large for float32 becomes Inf, and is found below
-            vectors = np.stack([column.astype(np.float32) for column in columns], axis=1)
+            vectors = np.stack([column.astype(np.float32) for column in values], axis=1)
     else:
         raise BadInput(f"no column holds numbers; there are {show(names)}")
     bad = np.argwhere(~np.isfinite(vectors))

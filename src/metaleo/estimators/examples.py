@@ -28,15 +28,16 @@ def read_examples(
     views: Views = "centre",
     label: str | None = None,
     ignore: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> Table:
     """A table of vectors, or of features that the network extracts from images.
 
-    Images come from class folders, one folder of images, or a data set.
+    Images come from class folders, one folder of images, or a data set. `columns` is as in `read_table`.
     """
     if path.is_dir() and not is_table(path):
         file = wanted(path, network)
         return from_images(open_folder(path, file), file, views)
-    table = read_table(path, label, ignore)
+    table = read_table(path, label, ignore, columns=columns)
     if table.images is None:
         return table
     file = wanted(path, network)

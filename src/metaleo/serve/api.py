@@ -146,6 +146,7 @@ class AdaptedFile(AdaptedTask, FilePredictions):
     """A classifier adapted to the labelled rows of a file, and its predictions for the unlabelled rows."""
 
     counts: dict[str, int] = Field(description="Labelled rows of each class.")
+    notes: list[str] = Field(description="What looks wrong in the file: rows that repeat, also under another label.")
     texts: dict[str, list[str]] = Field(
         description=f"Other columns of text, for the predicted rows: at most {TEXTS} columns, {TEXT} letters of a cell."
     )

@@ -35,7 +35,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import metaleo
 from metaleo.data.feature_files import load_builtin
-from metaleo.data.tables import Table
+from metaleo.data.tables import Table, repeated_rows
 from metaleo.errors import BadInput
 from metaleo.estimators.classifier import (
     AdaptedClassifier,
@@ -400,6 +400,7 @@ async def adapt_file(
         classes=list(task.adapted.classes),
         examples=len(known),
         counts={name: counts[name] for name in task.adapted.classes},
+        notes=list(repeated_rows(table)),
         predictions=found,
         rows=unknown,
         texts={name: [cells[index] for index in unknown] for name, cells in table.beside.items()},

@@ -77,7 +77,7 @@ export function startData() {
     const rows = answer.predictions.map((one, index) => [answer.rows[index] + 1, one]);
     const more = rows.length > SHOWN ? `, the first ${SHOWN} shown` : "";
     status.textContent = `${file.name}: learned from ${answer.examples} rows of ${answer.classes.length} classes, `
-      + `named ${rows.length} others${more}.`;
+      + `named ${rows.length} others${more}.` + answer.notes.map((note) => ` ${note}.`).join("");
     document.getElementById("classes").replaceChildren(
       ...answer.classes.map((name) => create("li", { textContent: `${name} · ${answer.counts[name]}` })));
     const cell = (tag, text, className = "") => create(tag, { textContent: text, className });
