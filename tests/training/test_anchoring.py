@@ -8,8 +8,9 @@ import pytest
 from helpers.small import DIM, make_metaset
 from metaleo.config.presets import resolve_config
 from metaleo.data.metaset import MetaSet
-from metaleo.tasks.preparation import whiten
-from metaleo.training.anchoring import SHARES, choose_anchor, measure_spread
+from metaleo.tasks.preparation import emphasise, whiten
+from metaleo.training import anchoring
+from metaleo.training.anchoring import EMPHASES, POWERS, SHARES, choose_anchor, measure_spread
 
 WIDE = 24
 
@@ -73,3 +74,30 @@ def test_choice_is_made_of_training_and_validation_classes_alone():
     first, second = (choose_anchor(config, one) for one in (metaset, dataclasses.replace(metaset, features=features)))
     for name in ("mean", "variances", "prior_shots"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
+
+
+@pytest.mark.parametrize(("number", "share", "sharpness", "regulariser"), [(4, 1.0, 10.0, 0.03), (9, 0.0, 1.0, 1.0)])
+def test_every_choice_is_the_most_accurate_one(monkeypatch, number, share, sharpness, regulariser):
+    """How rows are prepared, how much the prior counts, both scalars: one of each is the best by decree."""
+    metaset = make_metaset()
+    training, validation = metaset.subset("train"), metaset.subset("val")
+    prepared = [one for each in whiten(training, POWERS) for one in emphasise(each, training, EMPHASES)]
+    best = measure_spread(prepared[number], training, validation)
+    prior_shots = share * best.within / best.between
+
+    def decreed(anchor, *_):
+        faults = [
+            0.2 * (not np.allclose(anchor.preparation.whitening, best.preparation.whitening)),
+            0.1 * np.tanh(np.abs(np.asarray(anchor.prior_shots) - prior_shots).mean()),
+            0.01 * abs(float(anchor.log_sharpness) - np.log(sharpness)),
+            0.01 * abs(float(anchor.log_regulariser) - np.log(regulariser)),
+        ]
+        return 0.9 - sum(faults)
+
+    monkeypatch.setattr(anchoring, "ACCURACY", decreed)
+    found = choose_anchor(resolve_config(DIM, learner="leo-anchored", way=3, ways=(2, 4), shots=(1, 3)), metaset)
+    np.testing.assert_allclose(found.preparation.whitening, best.preparation.whitening)
+    np.testing.assert_allclose(found.prior_shots, prior_shots, rtol=1e-5)
+    np.testing.assert_allclose(
+        np.exp([found.log_sharpness, found.log_regulariser]), [sharpness, regulariser], rtol=1e-5
+    )
