@@ -41,6 +41,13 @@ def pytest_configure(config):
         jax.config.update("jax_numpy_rank_promotion", "warn")  # a warning is an error, see pyproject.toml
 
 
+@pytest.fixture(autouse=True)
+def few_tasks(monkeypatch):
+    """Temperatures and baselines need hundreds of tasks in life; in tests, a few do."""
+    for name in ("evaluation.calibration.TASKS", "training.baselines.TASKS", "training.baselines.LEVEL_TASKS"):
+        monkeypatch.setattr(f"metaleo.{name}", 10)
+
+
 @pytest.fixture
 def float64():
     """Double precision for the length of a test."""

@@ -113,6 +113,7 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_functions_from_training_to_figure(here, capsys, monkeypatch):
     find, calibrate = sines_and_lines.ambiguous_tasks, sines_and_lines.calibrate_scale
     monkeypatch.setattr(sines_and_lines, "ambiguous_tasks", lambda shot, seed, count=2: find(shot, seed, count))

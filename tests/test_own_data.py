@@ -384,9 +384,8 @@ def test_splits_that_make_no_sense(table, capsys):
 # From a table to a model of one's own.
 
 
-def test_train_on_a_table(here, capsys, monkeypatch):
+def test_train_on_a_table(here, capsys):
     """Its model knows its temperatures, and adapts to other rows of the same kind."""
-    monkeypatch.setattr("metaleo.evaluation.calibration.TASKS", 4)
     metaset = make_metaset((6, 4, 4))
     names = np.repeat(metaset.class_names, metaset.counts)
     write_csv("mine.csv", metaset.read(metaset.rows), label=names)
@@ -446,9 +445,8 @@ def numbered(here):
     return write_csv(here / "numbered.csv", metaset.read(metaset.rows), id=range(len(names)), category=names)
 
 
-def test_columns_are_chosen_for_a_run_once(numbered, capsys, monkeypatch):
+def test_columns_are_chosen_for_a_run_once(numbered, capsys):
     """Resuming, testing and comparing read the table as training did, also if it is moved."""
-    monkeypatch.setattr("metaleo.evaluation.calibration.TASKS", 4)
     flags = ["--learner", "prototypical", *SMALL]
     columns = ["--label", "category", "--ignore", "id"]
     config = told(capsys, "train", "--data", "numbered.csv", *columns, *flags, "--out", "mine")["config"]

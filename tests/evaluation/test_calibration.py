@@ -120,8 +120,7 @@ def test_shots_are_as_many_as_classes_have_examples_for(images, shots):
     assert [shot for shot, _ in learn_temperatures(make_learner("nearest-centroid"), episodes, tasks=2)] == shots
 
 
-def test_a_model_file_learns_its_temperatures(tmp_path, episodes, monkeypatch):
-    monkeypatch.setattr("metaleo.evaluation.calibration.TASKS", 4)
+def test_a_model_file_learns_its_temperatures(tmp_path, episodes):
     model, path = make_model("prototypical", header={"seed": 7, "network": "mine"}), tmp_path / "model.safetensors"
     save_model(path, model.learner, model.structure, model.header)
     found = calibrate_model(path, episodes)

@@ -8,8 +8,9 @@ from sklearn.neighbors import KNeighborsClassifier
 from helpers.small import DIM, make_metaset
 from metaleo.config.presets import resolve_config
 from metaleo.tasks.episodes import place_rows
+from metaleo.training import baselines
 from metaleo.training.anchoring import validation_tasks
-from metaleo.training.baselines import LEVEL_TASKS, SEED, present, validation_levels
+from metaleo.training.baselines import SEED, present, validation_levels
 from metaleo.training.run import TrainingRun
 
 
@@ -24,7 +25,7 @@ def test_levels_are_those_of_the_runs_own_validation_tasks(tmp_path, mixed):
     found = validation_levels(run)
     tasks = validation_tasks(config, metaset, place_rows(metaset))
     scores, draw = [], jax.jit(type(tasks).sample)
-    for key in jax.random.split(jax.random.key(SEED), LEVEL_TASKS):
+    for key in jax.random.split(jax.random.key(SEED), baselines.LEVEL_TASKS):
         task = draw(tasks, key)
         (rows, labels), (asked, truth) = present(task.support), present(task.query)
         centres = [rows[labels == label].mean(0) for label in np.unique(labels)]

@@ -306,8 +306,7 @@ def test_with_a_learning_rate_of_zero_the_anchor_stays_the_best(tmp_path):
     assert float(state.best_score[0]) == run.anchor_score
 
 
-def test_baselines_stand_beside_a_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(baselines, "TASKS", 10)
+def test_baselines_stand_beside_a_model(tmp_path):
     run = TrainingRun(anchored_config(steps=2), tmp_path / "run", make_metaset())
     create_run_folder(run.folder, run.config, overwrite=False)
     beside = beside_baselines(run, run.train(lambda records: None))
@@ -315,7 +314,7 @@ def test_baselines_stand_beside_a_model(tmp_path, monkeypatch):
     assert all(1 / 3 < value <= 1 for one in beside for value in (one.model, one.centroid, one.logistic))
     plain = with_plain_rows(run, calibration_tasks(run.calibration)[0])
     for one in beside:  # the same tasks: our own nearest centroids come to what is computed by hand
-        logits, answers = query_answers(NearestCentroid(), plain, 10, one.shot)
+        logits, answers = query_answers(NearestCentroid(), plain, baselines.TASKS, one.shot)
         assert one.centroid == pytest.approx((logits.argmax(-1) == answers).mean())
     assert Beside(5, 1, 0.6, 0.6, 0.5).behind
     assert not Beside(5, 1, 0.61, 0.6, 0.5).behind
