@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.small import DIM, make_model
+from helpers.small import DIM, make_metaset, make_model
 from metaleo import data
 from metaleo.checkpoints import load_model, save_model
 from metaleo.data.metaset import MetaSet
@@ -140,25 +140,27 @@ def estimator(run, _):
 
 @case("benchmarks/matrix.py")
 def matrix(run, folder):
-    run("intents matrix.json --split val --way 5 --shot 1 99 --steps 2 --tasks 8 --seeds 2 --regression-tasks 4")
+    data.save_data(make_metaset((24, 8, 4), 26), folder / "mine.npz")
+    run("mine.npz matrix.json --split val --way 5 --shot 1 99 --steps 2 --tasks 8 --seeds 2 --regression-tasks 4")
     first, *others = json.loads((folder / "matrix.json").read_text("utf-8"))["results"]  # none of 99 shots
     assert first["learner"] == "leo-anchored"
     assert all(len(row["by_seed"]) == 2 for row in others)
     assert {row["learner"]: row["tasks"] for row in others} == {
         "nearest-centroid": 8, "cl2n": 8, "ridge": 8, "prototypical": 8, "matching": 8, "logistic-regression": 4,
     }  # fmt: skip
-    assert all(row["accuracy"] > 0.3 for row in (first, *others))
+    assert all(row["accuracy"] > 0.2 for row in (first, *others))
     assert others[-1]["C"] in (1, 10, 100)
 
 
 @case("benchmarks/ablations.py")
 def ablations(run, folder):
-    run("intents ablations.json --split val --steps 2 --tasks 8 --seeds 2 --variant")
+    data.save_data(make_metaset((24, 20, 4), 26), folder / "mine.npz")
+    run("mine.npz ablations.json --split val --steps 2 --tasks 8 --seeds 2 --variant")
     rows = json.loads((folder / "ablations.json").read_text("utf-8"))["results"]
     assert {(row["way"], row["shot"]) for row in rows} == {(5, 1), (5, 5), (5, 20), (20, 5)}
     assert [row["variant"] for row in rows[:2]] == ["default", "its anchor"]
     assert "ahead" not in rows[0]
-    assert all(row["accuracy"] > 0.3 for row in rows)
+    assert all(row["accuracy"] > 0.3 for row in rows if row["way"] == 5)
 
 
 @case("benchmarks/memory.py")
