@@ -41,11 +41,13 @@ def pytest_configure(config):
         jax.config.update("jax_numpy_rank_promotion", "warn")  # a warning is an error, see pyproject.toml
 
 
-@pytest.fixture(autouse=True)
-def few_tasks(monkeypatch):
+@pytest.fixture(scope="session", autouse=True)
+def few_tasks():
     """Temperatures and baselines need hundreds of tasks in life; in tests, a few do."""
-    for name in ("evaluation.calibration.TASKS", "training.baselines.TASKS", "training.baselines.LEVEL_TASKS"):
-        monkeypatch.setattr(f"metaleo.{name}", 10)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("evaluation.calibration.TASKS", "training.baselines.TASKS", "training.baselines.LEVEL_TASKS"):
+            patch.setattr(f"metaleo.{name}", 10)
+        yield
 
 
 @pytest.fixture

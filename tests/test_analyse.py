@@ -141,6 +141,7 @@ class Page(HTMLParser):
         self.text += f"{text}\n"
 
 
+@pytest.mark.slow
 def test_report_is_one_page_that_needs_nothing_else(here, capsys):
     result = told(capsys, "report", "leo", "sgd", "--tasks", "25", "--test-tasks", "40")
     assert result["page"] == "report.html"

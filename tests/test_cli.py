@@ -228,6 +228,7 @@ def test_engines_are_chosen_and_recorded(here, capsys):
         main(["train", "--resume", "--out", "reference", "--steps", "6"])
 
 
+@pytest.mark.slow
 def test_quickstart_in_small(here, capsys, monkeypatch):
     monkeypatch.setattr("metaleo.experiments.quickstart.load_data", lambda name: make_metaset(images=20))
     main(["quickstart", "--steps", "4", "--tasks", "20", "--json"])

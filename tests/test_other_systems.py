@@ -28,6 +28,7 @@ for command in COMMANDS:
 """
 
 
+@pytest.mark.slow
 def test_the_main_commands_without_what_only_unix_has(tmp_path):
     save_data(make_metaset(), tmp_path / "features.npz")
     header = "label," + ",".join(f"x{i}" for i in range(8))

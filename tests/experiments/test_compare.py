@@ -29,10 +29,9 @@ COMPARE = ("compare", *SMALL, "--learner", *LEARNERS)
 
 @pytest.fixture(scope="module", autouse=True)
 def one_inner_step():
-    """A preset that compiles fast, and few tasks to learn temperatures from."""
+    """A preset that compiles fast."""
     structure = dataclasses.replace(PRESETS["maml"].structure, finetune_steps=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("metaleo.evaluation.calibration.TASKS", 4)
         patch.setitem(PRESETS, "maml", dataclasses.replace(PRESETS["maml"], structure=structure))
         yield
 

@@ -54,6 +54,7 @@ def test_the_papers_table():
     assert all(a in ROWS and b in ROWS for _, a, b in CLAIMS)
 
 
+@pytest.mark.slow
 def test_report(here, capsys):
     command = ["reproduce", "miniimagenet", *TINY, "--rows", "leo-generator", "meta-sgd"]
     main([*command, "--json"])
