@@ -34,7 +34,7 @@ def test_a_case_leaves_nothing_behind():
 
 
 def test_damaged_files_are_read_or_refused_in_one_line(tmp_path):
-    check(fuzz(tmp_path, "--cases", "200", "--seed", "0"))
+    check(fuzz(tmp_path, "--cases", "300", "--seed", "0"))
 
 
 @pytest.mark.slow
