@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from helpers.small import DIM, HYPER, make_metaset
+from helpers.small import DIM, HYPER, adapt, make_metaset
+from helpers.small import logits as logits_of
 from metaleo import data
 from metaleo._io.files import load_tree, read_header
 from metaleo._io.run_log import read_metrics
@@ -21,10 +22,12 @@ from metaleo.config.presets import resolve_config
 from metaleo.config.schema import TrainConfig
 from metaleo.engines import use_engine
 from metaleo.errors import BadInput
+from metaleo.evaluation import calibration
 from metaleo.evaluation.calibration import calibration_tasks, query_answers
 from metaleo.learners.metric import NearestCentroid
 from metaleo.learners.registry import Structure
 from metaleo.tasks.episodes import HostRows
+from metaleo.tasks.task import labelled
 from metaleo.training import baselines
 from metaleo.training import run as runs
 from metaleo.training.baselines import Beside, beside_baselines, with_plain_rows
@@ -306,15 +309,32 @@ def test_with_a_learning_rate_of_zero_the_anchor_stays_the_best(tmp_path):
     assert float(state.best_score[0]) == run.anchor_score
 
 
+def best_of(state):
+    return jax.tree.map(lambda leaf: leaf[0], state.best)
+
+
+def accuracies(learner, episodes, shot):
+    """On calibration tasks whose support sets really have so many examples, by the learner itself."""
+    tasks, sample = calibration_tasks(episodes)[0], jax.jit(type(episodes).sample)
+    kept = (np.arange(tasks.way)[:, None] * tasks.shot + np.arange(shot)).ravel()
+    for index in range(baselines.TASKS):
+        task = sample(tasks, jax.random.fold_in(jax.random.key(calibration.SEED), index))
+        support = labelled(task.support.inputs[kept], np.repeat(np.arange(tasks.way), shot), tasks.way)
+        found = logits_of(adapt(learner, support).head, task.query.inputs)
+        yield np.mean(np.asarray(found).argmax(1) == np.asarray(task.query.targets).argmax(1))
+
+
 def test_baselines_stand_beside_a_model(tmp_path):
     run = TrainingRun(anchored_config(steps=2), tmp_path / "run", make_metaset())
     create_run_folder(run.folder, run.config, overwrite=False)
-    beside = beside_baselines(run, run.train(lambda records: None))
+    state = run.train(lambda records: None)
+    beside = beside_baselines(run, state)
     assert [(one.way, one.shot) for one in beside] == [(3, 1), (3, 5)]
     assert all(1 / 3 < value <= 1 for one in beside for value in (one.model, one.centroid, one.logistic))
     plain = with_plain_rows(run, calibration_tasks(run.calibration)[0])
     for one in beside:  # the same tasks: our own nearest centroids come to what is computed by hand
         logits, answers = query_answers(NearestCentroid(), plain, baselines.TASKS, one.shot)
         assert one.centroid == pytest.approx((logits.argmax(-1) == answers).mean())
+        assert one.model == pytest.approx(np.mean([*accuracies(best_of(state), run.calibration, one.shot)]), abs=1e-6)
     assert Beside(5, 1, 0.6, 0.6, 0.5).behind
     assert not Beside(5, 1, 0.61, 0.6, 0.5).behind

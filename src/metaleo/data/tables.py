@@ -60,7 +60,7 @@ class Table:
         """Return the table with the vector formed by these columns, in this order."""
         if not columns or not self.columns or tuple(columns) == self.columns:
             return self
-        check_columns(columns, self.columns)
+        require_columns(columns, self.columns)
         place = {name: index for index, name in enumerate(self.columns)}
         vectors = np.ascontiguousarray(self.vectors[:, [place[name] for name in columns]])
         return dataclasses.replace(self, vectors=vectors, columns=tuple(columns))
@@ -138,7 +138,7 @@ def with_class_names(dataset: Any) -> Any:
     return table
 
 
-def check_columns(wanted: Sequence[str], there: Sequence[str]) -> None:
+def require_columns(wanted: Sequence[str], there: Sequence[str]) -> None:
     missing = next((name for name in wanted if name not in set(there)), None)
     if missing is not None:
         raise BadInput(f"there is no column of numbers {missing!r}; the vector is made of {show(wanted)}")
@@ -166,7 +166,7 @@ def from_arrow(table: Any, label: str | None, ignore: Sequence[str], columns: Se
     pictures = [name for name, kind in kinds.items() if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0]
     spare: list[str] = []
     if columns and not lists and not pictures:
-        check_columns(columns, numbers)
+        require_columns(columns, numbers)
         spare, numbers = [name for name in numbers if name not in set(columns)], list(columns)
     vector = lists or ([] if pictures else numbers)
     others = [name for name in kept if name not in (*vector, *pictures)]
